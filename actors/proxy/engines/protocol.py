@@ -1,0 +1,92 @@
+"""What every inference engine does, whatever runs it.
+
+An engine is a plain synchronous object that is driven by one thread (``actors.proxy.engines.host``): between two
+calls of ``step`` it may be given requests, lose them, or be given new weights. It owns no thread, socket or clock.
+
+Invariant: every request added is answered by exactly one ``Completion`` (from ``step`` or ``abort``), and each
+sampled token carries the version whose weights produced it and its log-probability under the distribution that it
+was sampled from: after temperature, after the mask of allowed tokens, in float32 nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One turn's generation."""
+
+    request_id: str
+    trajectory: str  # requests of one trajectory share a prefix; engines may keep its KV cache between turns
+    prompt: np.ndarray  # int32 [P], P >= 1
+    max_tokens: int  # >= 1
+    temperature: float = 1.0  # 0 is greedy: log-probabilities are then those at temperature 1 (masked)
+    allowed_token_ids: tuple[int, ...] | None = None  # None is the whole vocabulary
+    stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these; it is kept in the completion
+    seed: int | None = None  # the same seed, prompt and weights give the same tokens on the same engine
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The answer to one request; arrays have the same length N, which is 0 only for an early abort."""
+
+    request_id: str
+    tokens: np.ndarray  # int32 [N]
+    logprobs: np.ndarray  # float32 [N]
+    versions: np.ndarray  # int32 [N], non-decreasing
+    finish_reason: FinishReason
+
+
+class EngineLimits(msgspec.Struct, frozen=True):
+    """What an engine can hold."""
+
+    max_sequences: int  # requests decoded at once; more wait inside the engine
+    max_model_len: int  # tokens of prompt and completion together
+
+
+class Engine(Protocol):
+    """See the module docstring. Methods raise ``EngineRefusal`` for a request that can never run."""
+
+    limits: EngineLimits
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request; it joins the running batch at the next step with room."""
+
+    def abort(self, request_id: str) -> Completion | None:
+        """End a request now and return the tokens it has, or None where it is not (or no longer) here."""
+
+    def step(self) -> Sequence[Completion]:
+        """Run one prefill or decode step over the batch; return the requests that it finished."""
+
+    def unfinished(self) -> int:
+        """Number of requests waiting or running."""
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        """Take the weights of ``version`` in place and forget every KV cache; unfinished requests keep their tokens
+        and continue under the new weights. Names are Hugging Face's; a tied ``lm_head.weight`` is absent.
+
+        Returns the digest (``actors.weightsync.manifest.digest``) of every tensor, taken as it is loaded. The old
+        version is gone once this is called: after an exception the engine serves nothing until a load succeeds.
+        """
+
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        """Log-probability (float32 [T-1], nats, temperature 1, no mask) of tokens[1:] given what precedes each,
+        computed now with the weights in use and without any cache. Leaves unfinished requests untouched."""
+
+    def forget(self, trajectory: str) -> None:
+        """The trajectory has ended: its KV cache may go."""
+
+    def close(self) -> None:
+        """Release what the engine holds; idempotent."""
+
+
+class EngineRefusal(ValueError):
+    """A request that this engine can never serve; the message says what was asked and what the limit is."""

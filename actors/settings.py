@@ -1,0 +1,75 @@
+"""The parts of a job's configuration that actors need: typed, strict, importable without torch.
+
+``coordinator.job`` composes them, reads them from YAML and applies ``key.path=value`` overrides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every section: unknown keys and wrong types are errors that name their path."""
+
+
+class EnvironmentSettings(Settings):
+    """Where trajectories happen."""
+
+    name: str = "frozenlake"  # a name of the catalogue, or "module:Class" by import path (relative to the job file)
+    options: dict[str, Any] = {}  # keyword arguments of the environment's constructor
+    max_turns: int = 20  # step bound; a trajectory that reaches it ends there
+    workers: int | Literal["auto"] = "auto"  # processes that run environment code
+    concurrent: int | Literal["auto"] = "auto"  # trajectories running at once
+    step_timeout_s: float = 30.0  # deadline of one reset or step
+
+
+class RewardSettings(Settings):
+    """How a finished trajectory is scored."""
+
+    function: str = "environment"  # "environment" (the return) or "module:function" by import path
+    timeout_s: float = 30.0
+    workers: int = 1  # processes that run a user's reward function; none are started for "environment"
+
+
+class RolloutSettings(Settings):
+    """How actions are sampled."""
+
+    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vllm where it is installed
+    engines: int | Literal["auto"] = "auto"  # engine processes
+    threads: int | Literal["auto"] = "auto"  # CPU threads of one engine
+    temperature: float = 1.0
+    max_tokens_per_turn: int = 1
+    max_sequences: int | Literal["auto"] = "auto"  # of one engine's running batch
+    max_model_len: int | Literal["auto"] = "auto"  # auto: what the environment and the policy need
+    turn_timeout_s: float = 120.0  # deadline of one generation
+    affinity: dict[str, str] = {}  # environment or "default" -> hardware class
+
+
+class TrainSettings(Settings):
+    """What a step of training is."""
+
+    backend: Literal["torch", "megatron"] = "torch"
+    tensor_parallel: int = 1
+    threads: int | Literal["auto"] = "auto"  # CPU threads of one rank
+    steps: int = 60
+    groups_per_step: int = 8  # B of the design, in groups
+    group_size: int = 8
+    algorithm: Literal["grpo"] = "grpo"
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.99
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2  # PPO's clipping range is [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    tis_cap: float = 2.0  # cap of the truncated importance weight between trainer and rollout
+    advantage_epsilon: float = 1e-6
+    scale_advantages: bool = True  # divide by the group's standard deviation
+    aggregation: Literal["token", "sequence"] = "token"  # how per-token losses are averaged
+    entropy_bonus: float = 0.0
+    micro_batch_tokens: int = 8192  # padded tokens of one forward pass
+    step_timeout_s: float = 600.0

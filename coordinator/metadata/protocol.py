@@ -1,0 +1,99 @@
+"""Small, slow facts (membership, bindings, versions, the ring, leader epoch), behind one protocol.
+
+Paths are absolute, ``/``-separated (``/jobs/j1/nodes/proxy-0``); values are bytes of at most 64 KiB. A path must be
+created before it is written; parents are made as needed. Never the data path: no trajectory and no weight goes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+MAX_VALUE_BYTES = 64 * 1024
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A value and how often it was written since its creation (0 for a fresh one)."""
+
+    path: str
+    value: bytes
+    version: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One observed change below a watched prefix."""
+
+    kind: Literal["created", "written", "deleted"]
+    path: str
+
+
+class Create(msgspec.Struct, frozen=True, tag=True):
+    path: str
+    value: bytes
+    ephemeral: bool = False
+
+
+class Write(msgspec.Struct, frozen=True, tag=True):
+    path: str
+    value: bytes
+    expected: int | None = None
+
+
+class Delete(msgspec.Struct, frozen=True, tag=True):
+    path: str
+    expected: int | None = None
+
+
+Operation = Create | Write | Delete
+
+
+class StoreError(RuntimeError):
+    """Base of what stores raise; the message names the path and what was expected."""
+
+
+class NoEntry(StoreError):
+    """Nothing is at that path."""
+
+
+class EntryExists(StoreError):
+    """Something is at that path already."""
+
+
+class VersionMismatch(StoreError):
+    """The entry was written by somebody else since it was read."""
+
+
+class StoreTimeout(StoreError):
+    """The store did not answer within the deadline; the operation may or may not have taken effect."""
+
+
+class MetadataStore(Protocol):
+    """Every method may raise ``StoreTimeout``; the deadline is given when the store is opened."""
+
+    async def get(self, path: str) -> Entry | None:
+        """The entry, or None."""
+
+    async def create(self, path: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
+        """Make an entry and return its path (with a ten-digit rising number appended where ``sequential``). An
+        ephemeral entry goes when this client's session ends. Raises ``EntryExists``."""
+
+    async def write(self, path: str, value: bytes, *, expected: int | None = None) -> int:
+        """Replace the value, if the entry's version is ``expected`` where given; returns the new version. Raises
+        ``NoEntry``, ``VersionMismatch``."""
+
+    async def delete(self, path: str, *, expected: int | None = None) -> None:
+        """Remove an entry without children. Raises ``NoEntry``, ``VersionMismatch``."""
+
+    async def children(self, path: str) -> list[str]:
+        """Names directly below ``path``, sorted; empty where there is nothing."""
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """All or none. On a sharded store all paths must lie on one shard (share a placement prefix)."""
+
+    def watch(self, prefix: str) -> AsyncIterator[Change]:
+        """Changes of the entries directly below ``prefix``, from now on, until the iterator is closed."""
+
+    async def close(self) -> None:
+        """End the session: its ephemeral entries go. Idempotent."""
