@@ -1,0 +1,104 @@
+"""Files of one JSON record a line that survive a crash at any byte.
+
+Invariant: a line is appended with one ``write`` and ends in a newline, so that a file is its whole lines followed by
+at most one torn one. A reader leaves the torn line out, the next writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class LineWriter:
+    """Appends records to a file; every record is in the hands of the operating system when ``write`` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._encoder = msgspec.json.Encoder()
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        cut_torn_line(self._descriptor)
+
+    def write(self, record: msgspec.Struct) -> None:
+        """Append one record."""
+        self.write_all([record])
+
+    def write_all(self, records: Iterable[msgspec.Struct]) -> None:
+        """Append several records in one ``write``. Raises ``OSError`` (a full disk), ``ValueError`` when closed."""
+        if self._descriptor < 0:
+            raise ValueError(f"{self.path}: closed; nothing can be appended")
+        data = memoryview(b"".join(self._encoder.encode(record) + b"\n" for record in records))
+        while data:  # a signal or a nearly full disk may shorten a write
+            data = data[os.write(self._descriptor, data) :]
+
+    def close(self) -> None:
+        """Bring the file to the disk and close it; idempotent."""
+        if self._descriptor < 0:
+            return
+        try:
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Lines(msgspec.Struct, Generic[T], frozen=True):
+    """What a file of records held."""
+
+    records: list[T]
+    unreadable: int  # whole lines that are not such a record
+
+
+def read_lines(path: Path, decode: Callable[[bytes], T]) -> Lines[T]:
+    """All records of a file; a missing file has none. ``decode`` raises ``msgspec.MsgspecError`` for a bad line."""
+    records: list[T] = []
+    unreadable = 0
+    for line in whole_lines(path):
+        try:
+            records.append(decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            unreadable += 1
+    return Lines(records, unreadable)
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that end in a newline, without it; empty for a missing file."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return data.split(b"\n")[:-1]
+
+
+def cut_torn_line(descriptor: int, block: int = 1 << 16) -> None:
+    """Truncate an open file after its last newline."""
+    end = os.fstat(descriptor).st_size
+    position = end
+    while position > 0:
+        start = max(0, position - block)
+        newline = os.pread(descriptor, position - start, start).rfind(b"\n")
+        if newline >= 0:
+            position = start + newline + 1
+            break
+        position = start
+    if position != end:
+        os.ftruncate(descriptor, position)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Give a file new content such that a reader (and a crash) finds either the old or the new one, whole."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""What a run tells about itself, as typed records that other parts fill.
+
+Invariant: a record written as JSON is valid JSON whatever the numbers were (NaN and infinity become ``null``), and
+``decode_metric`` gives back the record that was written, with NaN where a number was not finite.
+
+A run's ``metrics.jsonl`` holds ``StepRecord`` and ``EvalRecord`` lines, told apart by ``"record"``; its
+``timeline.jsonl`` holds ``Span`` lines, ``samples/index.jsonl`` holds ``SampleRecord`` lines.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="step"):
+    """One optimiser step. Counts are of this step alone unless they say otherwise."""
+
+    step: int  # 1 for the first
+    version: int  # of the weights that this step produced
+    elapsed_s: float  # wall time since the run started, in all its sittings
+    reward_mean: float  # over the trajectories trained on
+    reward_std: float
+    reward_min: float
+    reward_max: float
+    reward_trend: float  # exponential moving average of reward_mean; see ``moving_average``
+    success_rate: float  # 0 to 1, of the trajectories trained on
+    trajectories: int  # trained on
+    tokens: int  # trained on (sampled tokens, no prompts)
+    tokens_per_s: float  # sampled by all engines, since the step before
+    staleness_mean: float  # versions between the learner and a trajectory's initiating version
+    staleness_max: int
+    in_flight: int  # trajectories running when the step ended
+    buffered: int  # trajectories finished, not yet trained on
+    lost: dict[str, int]  # by reason, since the run started
+    loss: float
+    grad_norm: float  # before clipping
+    entropy: float  # nats a token
+    ratio_mean: float  # trainer's probability over the rollout's
+    kl_rollout: float  # nats a token
+    seconds: dict[str, float]  # by phase: wait_batch, train, publish
+    turns_mean: float
+
+
+class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="evaluation"):
+    """One held-out evaluation."""
+
+    version: int
+    episodes: int
+    success: float  # 0 to 1
+    return_mean: float  # of the environment's own rewards, undiscounted
+    turns_mean: float
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody did something for a while."""
+
+    lane: str  # who: "engine-0", "trainer", "env", "weightsync"
+    kind: str  # what: "generate", "train", "publish", "swap", "evaluate", "reset"
+    start: float  # seconds since the epoch
+    end: float  # >= start
+    version: int = -1  # of the weights concerned; -1 is none
+    detail: str = ""
+
+
+class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A trajectory that is kept for people to read."""
+
+    ticket: str
+    version: int  # its initiating version
+    reward: float
+    success: bool
+    transcript: list[tuple[str, str]]  # ("observation" | "action", text), in order
+
+
+MetricRecord = StepRecord | EvalRecord
+
+
+def moving_average(previous: float | None, value: float, decay: float = 0.8) -> float:
+    """The next ``reward_trend``; a value that is not finite leaves the average where it was."""
+    if previous is None or not math.isfinite(previous):
+        return value
+    return decay * previous + (1.0 - decay) * value if math.isfinite(value) else previous
+
+
+def decode_metric(line: bytes) -> MetricRecord:
+    """Read one line of ``metrics.jsonl``. Raises ``msgspec.DecodeError`` or ``msgspec.ValidationError``."""
+    record: MetricRecord = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), MetricRecord)
+    return record
+
+
+def decode_sample(line: bytes) -> SampleRecord:
+    """Read one line of ``samples/index.jsonl``; raises like ``decode_metric``."""
+    return msgspec.convert(_null_to_nan(msgspec.json.decode(line)), SampleRecord)
+
+
+def sample_text(sample: SampleRecord) -> str:
+    """The trajectory as a person reads it."""
+    outcome = "success" if sample.success else "no success"
+    parts = [f"trajectory {sample.ticket}  version {sample.version}  reward {sample.reward:.4g}  {outcome}"]
+    parts += [f"--- {speaker} ---\n{text.rstrip()}" for speaker, text in sample.transcript]
+    return "\n\n".join(parts) + "\n"
+
+
+def _null_to_nan(tree: Any) -> Any:
+    if tree is None:
+        return math.nan
+    if isinstance(tree, dict):
+        return {key: _null_to_nan(value) for key, value in tree.items()}
+    return tree
