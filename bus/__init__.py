@@ -1,0 +1,1 @@
+"""How messages travel between nodes; knows nothing of reinforcement learning."""

@@ -1,0 +1,110 @@
+"""An actor: state that only its own handlers touch, one message at a time.
+
+    class Counter(Actor):
+        def __init__(self) -> None:
+            self.total = 0
+
+        @handler
+        async def add(self, message: Add) -> Total:
+            self.total += message.amount
+            return Total(self.total)
+
+A handler takes one message, whose annotated type says which messages reach it. What it returns (or, being an async
+generator, yields) answers an ``ask`` (or a ``stream``). Handlers run one after another, in the order of arrival;
+``@handler(concurrent=True)`` runs in a task of its own, for work that waits, and ``@handler(urgent=True)`` overtakes
+what is queued.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+import msgspec
+
+from bus.codec import Decoder
+
+if TYPE_CHECKING:
+    from actors.core.node import Node
+    from actors.core.ref import Ref
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class HandlerFacts(msgspec.Struct, frozen=True):
+    """What ``@handler`` learned of a method."""
+
+    method: str
+    message: Any
+    concurrent: bool
+    urgent: bool
+    streams: bool
+
+
+@overload
+def handler(function: F) -> F: ...
+@overload
+def handler(*, concurrent: bool = False, urgent: bool = False) -> Callable[[F], F]: ...
+def handler(function: F | None = None, *, concurrent: bool = False, urgent: bool = False) -> F | Callable[[F], F]:
+    """Mark a method as the handler of the message type that it is annotated with."""
+
+    def mark(method: F) -> F:
+        method.__handler__ = (concurrent, urgent)  # type: ignore[attr-defined]
+        return method
+
+    return mark(function) if function is not None else mark
+
+
+class Actor:
+    """Base of all actors. The hooks run in the actor's own context, never at once with a handler that is not
+    ``concurrent``."""
+
+    node: Node
+    ref: Ref
+    _facts: ClassVar[dict[str, HandlerFacts] | None] = None
+    _decoders: ClassVar[dict[str, Decoder[Any]]]
+
+    async def on_start(self) -> None:
+        """Before the first message. An exception here fails the spawn."""
+
+    async def on_stop(self) -> None:
+        """After the last message, also before a restart."""
+
+    async def on_failure(self, error: BaseException) -> None:
+        """A handler of a ``tell`` raised; a restart, if any is left, follows."""
+
+    @classmethod
+    def handlers(cls) -> dict[str, HandlerFacts]:
+        """Message type name to handler; found once per class. Raises ``TypeError`` for a malformed handler."""
+        if "_facts" not in cls.__dict__ or cls._facts is None:
+            cls._facts = {}
+            cls._decoders = {}
+            for name, method in inspect.getmembers(cls, inspect.isfunction):
+                if hasattr(method, "__handler__"):
+                    facts = _facts_of(cls, name, method)
+                    cls._facts[facts.message.__name__] = facts
+                    cls._decoders[facts.message.__name__] = Decoder(facts.message)
+        return cls._facts
+
+    @classmethod
+    def decoder(cls, type_name: str) -> Decoder[Any]:
+        """Decoder of a message type that the class handles."""
+        return cls._decoders[type_name]
+
+
+def _facts_of(cls: type[Actor], name: str, method: Any) -> HandlerFacts:
+    concurrent, urgent = method.__handler__
+    hints = typing.get_type_hints(method)
+    parameters = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+    where = f"{cls.__name__}.{name}"
+    if len(parameters) != 1 or parameters[0] not in hints:
+        raise TypeError(f"{where}: a handler takes one message with an annotated type")
+    message = hints[parameters[0]]
+    if not (isinstance(message, type) and issubclass(message, msgspec.Struct)):
+        raise TypeError(f"{where}: handles {message}, expected a msgspec.Struct")
+    streams = inspect.isasyncgenfunction(method)
+    if not streams and not inspect.iscoroutinefunction(method):
+        raise TypeError(f"{where}: a handler is 'async def'")
+    return HandlerFacts(name, message, concurrent or streams, urgent, streams)

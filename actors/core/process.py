@@ -1,0 +1,105 @@
+"""Child processes of a node: started, watched, and never outlived by accident.
+
+Invariant: a child dies with its parent, even one killed with -9 (``PR_SET_PDEATHSIG``, set by the child itself before
+anything else), and a child's death is reported exactly once, with its exit status and the end of its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+STOP_GRACE_S = 3.0
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+"""Where the packages of this project lie; children import from the same place."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends; for children, as their first act. Linux only:
+    elsewhere a child notices its parent's silence."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    expected = os.environ.get("ROLLART_PARENT")
+    if expected is not None and int(expected) != parent:  # it died before the call above
+        os._exit(1)
+
+
+class Child:
+    """One running child process; its output goes to a log file."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._log_path = log_path
+        self._stopping = False
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def watch(self, on_death: Callable[[str], None]) -> None:
+        """Wait for its end (as long as it lives) and report one that nobody asked for."""
+        status = await self._process.wait()
+        if not self._stopping:
+            on_death(self.describe_end(status))
+
+    def describe_end(self, status: int) -> str:
+        """Why it ended, for people."""
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return f"process {self.name} (pid {self.pid}) ended: {how}{self._last_words()}"
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log_path.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"; last line of {self._log_path}: {lines[-1]}" if lines else ""
+
+    def kill(self) -> None:
+        """End it at once; ``watch`` reports the death unless ``stop`` was called."""
+        if self.running:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """Ask it to end, then kill it; returns once it is gone."""
+        self._stopping = True
+        if not self.running:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+
+
+async def start_child(
+    name: str, module: str, arguments: list[str], *, log_path: Path, environment: Mapping[str, str] | None = None
+) -> Child:
+    """Run ``python -m module arguments`` as a child in a session of its own (a terminal's Ctrl-C does not reach it)."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    roots = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
+    settings.update(environment or {})
+    with log_path.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=settings,
+            start_new_session=True,
+        )
+    return Child(name, process, log_path)

@@ -1,0 +1,98 @@
+"""msgpack bodies with NumPy arrays: small ones inline, large ones as separate zero-copy frames.
+
+Invariant: ``decode(encode(x)) == x`` for structs of the declared type, and no input, however malformed, does anything
+but return a value of that type or raise ``DecodeError``. Array dtypes are limited to plain numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from bus.message import DecodeError
+
+T = TypeVar("T")
+Frame = bytes | bytearray | memoryview
+
+INLINE_BYTES = 2048
+"""Arrays up to this size travel inside the body: below it a frame of their own costs more than the copy."""
+
+_KINDS = "biuf"
+
+
+class Encoder:
+    """Turns structs into frames. Not thread-safe: one per event loop."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array)
+
+    def encode(self, value: Any) -> list[Frame]:
+        """Body first, then the large arrays' buffers (views, not copies: leave them unchanged until sent)."""
+        self._frames = []
+        body = self._encoder.encode(value)
+        return [body, *self._frames]
+
+    def _array(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"cannot put a {type(value).__name__} in a message")
+        if value.dtype.kind not in _KINDS:
+            raise TypeError(f"cannot put an array of {value.dtype} in a message: only numbers travel")
+        value = np.ascontiguousarray(value)
+        shape = list(value.shape)
+        if value.nbytes <= INLINE_BYTES:
+            return [value.dtype.str, shape, value.tobytes()]
+        self._frames.append(memoryview(value.reshape(-1)).cast("B"))
+        return [value.dtype.str, shape, len(self._frames) - 1]
+
+
+class Decoder(Generic[T]):
+    """Turns frames back into a struct of one declared type. Not thread-safe."""
+
+    def __init__(self, type_: type[T] | Any) -> None:
+        self._frames: Sequence[Frame] = ()
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(type_, dec_hook=self._array)
+
+    def decode(self, frames: Sequence[Frame]) -> T:
+        """Arrays are read-only views of their frames. Raises ``DecodeError``."""
+        self._frames = frames[1:]
+        try:
+            return self._decoder.decode(frames[0])
+        except (msgspec.MsgspecError, ValueError, IndexError, TypeError, RecursionError) as error:
+            raise DecodeError(f"malformed message body: {error}") from None
+        finally:
+            self._frames = ()
+
+    def _array(self, type_: type[Any], value: Any) -> Any:
+        if type_ is not np.ndarray:
+            raise TypeError(f"messages hold no {type_}")
+        code, shape, data = value
+        if not (isinstance(code, str) and len(code) == 3 and code[0] in "<|" and code[1] in _KINDS):
+            raise ValueError("array of a type that does not travel")
+        if not (isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)):
+            raise ValueError("array with a malformed shape")
+        if isinstance(data, int):
+            if not 0 <= data < len(self._frames):
+                raise ValueError(f"array frame {data} of {len(self._frames)}")
+            data = self._frames[data]
+        return np.frombuffer(data, dtype=np.dtype(code)).reshape(shape)
+
+
+def dumps(value: Any) -> bytes:
+    """One self-contained blob (for files): frames with their lengths."""
+    frames = Encoder().encode(value)
+    return msgspec.msgpack.encode([bytes(frame) for frame in frames])
+
+
+def loads(blob: Frame, type_: type[T]) -> T:
+    """Inverse of ``dumps``. Raises ``DecodeError``."""
+    try:
+        frames = msgspec.msgpack.decode(blob, type=list[bytes])
+    except msgspec.MsgspecError as error:
+        raise DecodeError(f"malformed blob: {error}") from None
+    if not frames:
+        raise DecodeError("malformed blob: no frames")
+    return Decoder(type_).decode(frames)

@@ -1,0 +1,108 @@
+"""What travels between nodes: headers, addresses, and the errors that delivery can end in.
+
+The bus knows nothing of reinforcement learning. A message on the wire is a list of frames: a ``Header``, the body
+(msgpack of one struct), then one frame for every large array in the body.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Kind(enum.IntEnum):
+    """What a frame asks of its receiver."""
+
+    TELL = 0
+    ASK = 1
+    REPLY = 2
+    ERROR = 3
+    STREAM = 4  # open a stream of replies
+    ITEM = 5  # one item of a stream; ``sequence`` counts from 0
+    END = 6  # the stream is complete
+    CREDIT = 7  # ``sequence`` more items may be sent
+    CANCEL = 8  # the asker no longer waits
+    HELLO = 9  # first message on a connection: who I am and where I listen
+    PING = 10
+    PONG = 11
+
+
+class Lane(enum.IntEnum):
+    """Control and bulk travel on separate connections, so that a tensor never delays an ABORT. Order is kept per
+    sender and lane."""
+
+    CONTROL = 0
+    BULK = 1
+
+
+class NodeAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Where one incarnation of a node listens. ``epoch`` 0 stands for whichever incarnation answers there."""
+
+    name: str
+    control: str  # ZeroMQ endpoint
+    bulk: str
+    epoch: int = 0
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """First frame of every message."""
+
+    kind: Kind
+    to: str  # actor name at the receiver
+    sender: str  # node name
+    epoch: int  # of the sender's incarnation
+    to_epoch: int  # incarnation meant; 0 is any
+    id: int  # of the ask or stream, unique within the sender's incarnation; 0 for a tell
+    type: str  # name of the body's struct
+    budget_s: float = 0.0  # time the sender still waits; deadlines travel as remaining budget
+    sequence: int = 0
+    protocol: int = PROTOCOL_VERSION
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Body of an ERROR: what a handler raised, or why the message reached none."""
+
+    kind: str  # class name of the exception
+    message: str
+    traceback: str = ""
+
+
+class BusError(RuntimeError):
+    """Base of what delivery raises."""
+
+
+class DeadlineExceeded(BusError):
+    """Nobody answered in time; the message names who waited for whom, over what, and for how long."""
+
+
+class PeerLost(BusError):
+    """The node is gone: its process ended, or it stopped answering heartbeats."""
+
+
+class PeerRestarted(BusError):
+    """The receiver is a new incarnation: the caller decides whether to ask again."""
+
+
+class NoSuchActor(BusError):
+    """The node answers, but no actor of that name accepts the message."""
+
+
+class Overloaded(BusError):
+    """The receiver's mailbox, or the connection to it, is full."""
+
+
+class DecodeError(BusError):
+    """Frames that are not a well-formed message."""
+
+
+class RemoteError(BusError):
+    """A handler raised; ``kind`` is the class name of its exception."""
+
+    def __init__(self, where: str, failure: Failure) -> None:
+        super().__init__(f"{where}: {failure.kind}: {failure.message}")
+        self.kind = failure.kind
+        self.remote_message = failure.message
+        self.remote_traceback = failure.traceback

@@ -1,0 +1,33 @@
+"""The seam between delivery and the network: real sockets here, a simulated network behind the same protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bus.codec import Frame
+from bus.message import Lane, NodeAddress
+
+Receive = Callable[[Lane, bytes, list[memoryview]], None]
+"""Called on the event loop with the lane, the sender's routing id and the frames of one message."""
+
+
+class Transport(Protocol):
+    """Moves lists of frames between nodes; ordered per sender and lane, at most once."""
+
+    @property
+    def address(self) -> NodeAddress:
+        """Where this node listens."""
+
+    def start(self, receive: Receive) -> None:
+        """Begin to deliver what arrives."""
+
+    def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
+        """Queue a message for a peer, connecting to it where needed. Raises ``Overloaded`` when the connection's
+        queue is full; never blocks."""
+
+    def disconnect(self, peer: NodeAddress) -> None:
+        """Drop what is queued for a peer, and the connection."""
+
+    def close(self) -> None:
+        """Close all connections; what is queued gets a short, bounded time to leave. Idempotent."""
