@@ -1,0 +1,110 @@
+"""One line an event, valid JSON, and warnings that people can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.core.logs import close_logging, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    level = logging.getLogger().level
+    yield
+    close_logging()
+    logging.getLogger().setLevel(level)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_event_names_who_and_what_it_is_about(tmp_path: Path) -> None:
+    path = configure_logging("engine-0", tmp_path / "logs", job="lake")
+    logging.getLogger("rollart").info("swapped in %.1f s", 0.25, extra={"actor": "proxy", "version": 7, "other": 1})
+    assert path == tmp_path / "logs" / "engine-0.log"
+    (event,) = events(path)
+    assert datetime.fromisoformat(event.pop("time")).tzinfo is not None
+    assert event == {
+        "level": "info", "job": "lake", "node": "engine-0", "logger": "rollart",
+        "actor": "proxy", "version": 7, "message": "swapped in 0.2 s",
+    }  # fmt: skip
+
+
+def test_hostile_messages_stay_on_one_line_of_valid_json(tmp_path: Path) -> None:
+    path = configure_logging("env", tmp_path)
+    logging.getLogger("a").info('two\nlines "quoted" \ud800 \x00 é', extra={"trajectory": math.nan, "version": {1}})
+    (event,) = events(path)
+    assert event["message"] == 'two\nlines "quoted" \ud800 \x00 é'
+    assert (event["trajectory"], event["version"]) == (None, "{1}")
+
+
+def test_only_warnings_and_worse_reach_people(tmp_path: Path) -> None:
+    stderr = io.StringIO()
+    path = configure_logging("env", tmp_path, stderr=stderr)
+    log = logging.getLogger("a")
+    log.info("quiet")
+    log.warning("env %d is slow", 3, extra={"trajectory": "t-7", "version": 2})
+    assert stderr.getvalue() == "warning: env: env 3 is slow (trajectory t-7, version 2)\n"
+    assert [event["message"] for event in events(path)] == ["quiet", "env 3 is slow"]
+
+
+def test_an_exception_is_kept_with_its_traceback(tmp_path: Path) -> None:
+    path = configure_logging("env", tmp_path, stderr=io.StringIO())
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        logging.getLogger("a").exception("reset failed")
+    (event,) = events(path)
+    assert event["message"] == "reset failed"
+    assert event["error"].startswith("Traceback")
+    assert event["error"].endswith("KeyError: 'lost'")
+
+
+def test_configuring_again_moves_to_the_new_file_without_doubling_events(tmp_path: Path) -> None:
+    first = configure_logging("a", tmp_path)
+    logging.getLogger("x").info("one")
+    second = configure_logging("b", tmp_path)
+    logging.getLogger("x").info("two")
+    assert [event["message"] for event in events(first)] == ["one"]
+    assert [event["message"] for event in events(second)] == ["two"]
+
+
+def test_python_warnings_go_to_the_file_alone(tmp_path: Path) -> None:
+    stderr = io.StringIO()
+    path = configure_logging("env", tmp_path, stderr=stderr)
+    with warnings.catch_warnings():
+        logging.captureWarnings(True)  # pytest's own capture of warnings stands aside
+        warnings.simplefilter("always")
+        warnings.warn("old style", DeprecationWarning, stacklevel=1)
+    assert stderr.getvalue() == ""
+    assert "old style" in events(path)[0]["message"]
+
+
+def test_a_process_that_dies_of_an_exception_leaves_it_in_its_log(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "from actors.core.logs import configure_logging\n"
+        "configure_logging('engine-1', pathlib.Path(sys.argv[1]), job='lake')\n"
+        "raise RuntimeError('out of memory')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("critical: engine-1: the process ends: out of memory\nTraceback")
+    (event,) = events(tmp_path / "engine-1.log")
+    assert event["level"] == "critical"
+    assert event["error"].endswith("RuntimeError: out of memory")
