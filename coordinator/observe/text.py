@@ -1,0 +1,110 @@
+"""How numbers, losses and trends read, the same wherever a person meets them.
+
+Invariant: a number that is not finite reads as ``-``, never as a wrong number and never as an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from coordinator.observe.records import EvalRecord, StepRecord
+
+BARS = "▁▂▃▄▅▆▇█"
+FLAT = 0.005
+"""A trend that moved by less than this between two steps is neither rising nor falling."""
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Fixed digits while that is readable (``0.42``), three significant ones beyond (``1.3e-05``, ``1.84e+06``)."""
+    if not math.isfinite(value):
+        return "-"
+    if value and (abs(value) < 0.5 * 10**-digits or abs(value) >= 1e6):
+        return f"{value:.3g}"
+    return f"{value:.{digits}f}"
+
+
+def whole(value: float) -> str:
+    """Rounded to an integer."""
+    return f"{value:.0f}" if math.isfinite(value) else "-"
+
+
+def percent(fraction: float) -> str:
+    """``42%``; 100% and 0% only where it is all or nothing."""
+    if not math.isfinite(fraction):
+        return "-"
+    rounded = round(100 * fraction)
+    if 0 < fraction < 1:
+        rounded = min(99, max(1, rounded))
+    return f"{rounded}%"
+
+
+def duration(seconds: float) -> str:
+    """``0:38``, ``12:05``, ``3:00:09``."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def lost(reasons: Mapping[str, int]) -> str:
+    """``3 (stale 2, env_failed 1)``, most frequent first; ``0`` where nothing was lost."""
+    named = sorted(
+        ((count, reason) for reason, count in reasons.items() if count), key=lambda item: (-item[0], item[1])
+    )
+    total = sum(count for count, _ in named)
+    return f"{total} ({', '.join(f'{reason} {count}' for count, reason in named)})" if named else "0"
+
+
+def arrow(previous: float | None, now: float) -> str:
+    """``^`` rising, ``v`` falling, ``=`` neither."""
+    if previous is None or not (math.isfinite(previous) and math.isfinite(now)) or abs(now - previous) < FLAT:
+        return "="
+    return "^" if now > previous else "v"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The newest values as bars between the least and the greatest of them; a gap where one is not finite."""
+    shown = list(values)[-width:]
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return " " * len(shown)
+    low, high = min(finite), max(finite)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] if math.isfinite(value) else " " for value in shown)
+
+
+def seconds_left(records: Sequence[StepRecord], total: int, window: int = 20) -> float:
+    """Estimated time to the last step from the pace of the newest ones; NaN while that is not known."""
+    recent = records[-window - 1 :]
+    if len(recent) < 2 or recent[-1].step <= recent[0].step:
+        return math.nan
+    pace = (recent[-1].elapsed_s - recent[0].elapsed_s) / (recent[-1].step - recent[0].step)
+    return max(0.0, pace * (total - recent[-1].step))
+
+
+def step_line(records: Sequence[StepRecord], total: int) -> str:
+    """The newest step on one line."""
+    now = records[-1]
+    before = records[-2].reward_trend if len(records) > 1 else None
+    left = seconds_left(records, total)
+    parts = [
+        f"step {now.step}/{total}",
+        f"v{now.version}",
+        f"reward {number(now.reward_mean)} {arrow(before, now.reward_trend)}",
+        f"success {percent(now.success_rate)}",
+        f"{whole(now.tokens_per_s)} tok/s",
+        f"stale {number(now.staleness_mean, 1)}",
+        f"in flight {now.in_flight}",
+        f"lost {lost(now.lost)}",
+    ]
+    return "  ".join(parts + ([f"eta {duration(left)}"] if math.isfinite(left) else []))
+
+
+def evaluation_line(record: EvalRecord) -> str:
+    """One evaluation on one line."""
+    return (
+        f"evaluation v{record.version}  success {percent(record.success)} of {record.episodes}"
+        f"  return {number(record.return_mean)}  turns {number(record.turns_mean, 1)}"
+    )
