@@ -1,0 +1,137 @@
+"""Probe one host: everything that the affinity map needs, in one call, without root, without a GPU, without raising.
+
+Invariant: reads only; the roots it reads from are arguments, so that a synthetic tree gives the same answer on every
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hwprobe.cgroup import read_limits
+from hwprobe.cpulist import parse_cpulist
+from hwprobe.hardware import Finding, Gpu, Hardware, NumaNode, coalesce
+from hwprobe.host import HostFacts, read_host
+from hwprobe.network import read_nics
+from hwprobe.nvml import read_gpus
+from hwprobe.processor import read_cpu, read_memory, read_numa
+from hwprobe.sysfs import entries, read_numa_node, read_text
+
+NVIDIA_VENDOR = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
+
+
+def probe(
+    sysfs: Path = Path("/sys"),
+    *,
+    cgroup: Path | None = None,
+    proc: Path = Path("/proc"),
+    environ: Mapping[str, str] | None = None,
+    host: HostFacts | None = None,
+    name: str | None = None,
+    nvml_timeout_s: float = 10.0,
+) -> Hardware:
+    """What this process finds on its host.
+
+    ``cgroup`` is where control groups are mounted (default ``sysfs/fs/cgroup``), ``environ`` is asked for
+    CUDA_VISIBLE_DEVICES, ``host`` replaces what psutil says, ``name`` the host's name. NVML is waited for
+    ``nvml_timeout_s`` at most: without persistence mode the driver alone may take seconds to start; everything else
+    takes milliseconds.
+    """
+    findings: list[Finding] = []
+    host = host if host is not None else read_host()
+    limits = read_limits(cgroup if cgroup is not None else sysfs / "fs" / "cgroup", proc)
+    cpu = read_cpu(sysfs, proc, host, limits)
+    numa = read_numa(sysfs, cpu, host, findings)
+    nics = read_nics(sysfs, findings)
+    driver, gpus, gpu_findings = read_gpus(nvml_timeout_s)
+    findings += _explain_no_driver(sysfs, gpu_findings)
+    environ = os.environ if environ is None else environ
+    gpus = _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"), findings)
+    gpus = tuple(msgspec.structs.replace(gpu, numa_node=_numa_of(gpu, sysfs, numa)) for gpu in gpus)
+    for gpu in gpus:
+        if gpu.mig:
+            detail = "MIG is on: figures of the whole device do not hold for one of its slices"
+            findings.append(Finding("mig_enabled", "warning", (f"gpu{gpu.index}",), detail, "nvidia-smi -mig 0"))
+        if gpu.numa_node is None and len(numa) > 1:
+            detail = "neither the PCI bus nor NVML says which NUMA node is near it"
+            findings.append(Finding("numa_unknown", "info", (f"gpu{gpu.index}",), detail))
+    return Hardware(
+        host=name or socket.gethostname(),
+        cpu=cpu,
+        memory=read_memory(host, limits),
+        numa=numa,
+        nics=nics,
+        gpus=gpus,
+        driver=driver,
+        cgroup=limits.version,
+        findings=coalesce(findings),
+    )
+
+
+def _explain_no_driver(sysfs: Path, findings: list[Finding]) -> list[Finding]:
+    """No driver is worth a warning where NVIDIA GPUs sit on the PCI bus."""
+    if not any(finding.code == "no_driver" for finding in findings):
+        return findings
+    cards = tuple(
+        device.name
+        for device in entries(sysfs / "bus" / "pci" / "devices")
+        if read_text(device / "vendor") == NVIDIA_VENDOR
+        and (read_text(device / "class") or "").startswith(DISPLAY_CLASSES)
+    )
+    if not cards:
+        return findings
+    detail = "NVIDIA GPUs are on the PCI bus, but there is no driver library (libnvidia-ml.so.1)"
+    remedy = "install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all)"
+    return [
+        Finding("no_driver", "warning", cards, detail, remedy) if finding.code == "no_driver" else finding
+        for finding in findings
+    ]
+
+
+def _visible(gpus: tuple[Gpu, ...], wanted: str | None, findings: list[Finding]) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA programs of this environment see. As in CUDA, the list holds indices or UUID prefixes and
+    ends at the first entry that matches nothing; indices are taken in PCI order."""
+    if wanted is None or not gpus:
+        return gpus
+    seen: list[Gpu] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        match = next((gpu for gpu in gpus if _names(entry, gpu)), None)
+        if match is None:
+            break
+        seen.append(match)
+    hidden = tuple(f"gpu{gpu.index}" for gpu in gpus if gpu not in seen)
+    if hidden:
+        findings.append(Finding("hidden", "info", hidden, f"excluded by CUDA_VISIBLE_DEVICES={wanted[:200]}"))
+    kept = tuple(gpu for gpu in gpus if gpu in seen)
+    indices = {gpu.index for gpu in kept}
+    return tuple(
+        msgspec.structs.replace(gpu, nvlink_peers=tuple(peer for peer in gpu.nvlink_peers if peer in indices))
+        for gpu in kept
+    )
+
+
+def _names(entry: str, gpu: Gpu) -> bool:
+    if entry.isdecimal():
+        return int(entry) == gpu.index
+    return entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry)
+
+
+def _numa_of(gpu: Gpu, sysfs: Path, numa: tuple[NumaNode, ...]) -> int | None:
+    """The PCI function's node; else the node whose CPUs hold those that NVML calls near; else the only node."""
+    if gpu.pci_bus_id is not None:
+        node = read_numa_node(sysfs / "bus" / "pci" / "devices" / gpu.pci_bus_id)
+        if node is not None:
+            return node
+    if len(numa) == 1:
+        return numa[0].node
+    if gpu.cpus is None:
+        return None
+    near = set(parse_cpulist(gpu.cpus))
+    holding = [node.node for node in numa if near & set(parse_cpulist(node.cpus))]
+    return holding[0] if len(holding) == 1 else None
