@@ -1,0 +1,196 @@
+"""What the torch and the megatron backend share: the loss over micro-batches, statistics, clipping, checkpoints.
+
+Invariant: gradients are those of the whole batch's loss, whatever the micro-batches; a batch with a loss that is not
+finite leaves no gradient behind, and a gradient that is not finite moves no weight.
+
+A backend adds three things: hidden states at chosen positions, the head that turns them into logits, and where its
+parameters lie. With several ranks every rank computes the same loss from gathered logits, so all of them raise, or
+none does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from actors.settings import TrainSettings
+from actors.trainer.algorithms.grpo import TokenLoss, token_loss, token_weights
+from actors.trainer.backends.optimizer import MasterAdamW, SquaredNorm, local_squared_norm
+from actors.trainer.backends.packing import MicroBatch, Packer, check
+from actors.trainer.backends.protocol import NotFinite, TrainBatch
+from actors.trainer.backends.scoring import sampled_logprobs
+from actors.trainer.checkpointing import Layout, load_rank, save_rank
+
+
+class PolicyBackend(ABC):
+    """See ``actors.trainer.backends.protocol.Backend``."""
+
+    def __init__(
+        self,
+        *,
+        settings: TrainSettings,
+        vocabulary: int,
+        parameters: Mapping[str, torch.nn.Parameter],
+        device: torch.device,
+        layout: Layout,
+        squared_norm: SquaredNorm = local_squared_norm,
+    ) -> None:
+        self._settings = settings
+        self._vocabulary = vocabulary
+        self._device = device
+        self._layout = layout
+        self._optimizer = MasterAdamW(parameters, settings, squared_norm)
+
+    @abstractmethod
+    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Last hidden state [M, H] at ``positions`` of the flattened ``tokens`` [B, T], which pad on the right."""
+
+    @abstractmethod
+    def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
+        """Logits [R, A] of the given tokens, or of the whole vocabulary."""
+
+    @abstractmethod
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See the protocol."""
+
+    def _reduce_gradients(self) -> None:
+        """Complete gradients of which this rank holds only a part."""
+        return
+
+    def close(self) -> None:
+        """See the protocol."""
+        return
+
+    def forward_backward(self, batch: TrainBatch) -> dict[str, float]:
+        """See the protocol. Also returns ratio_min, and truncated_fraction: tokens whose importance weight was cut.
+
+        Segments without an advantage have no gradient (unless there is an entropy bonus): they are only scored.
+        """
+        check(batch, self._vocabulary)
+        counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
+        owners = [sequence.ticket for sequence in batch.sequences]
+        packer = Packer(batch, token_weights(owners, counts, self._settings.aggregation), self._device)
+        statistics = Statistics(total=sum(counts))
+        for learn in (True, False):
+            indices = [i for i, sequence in enumerate(batch.sequences) if self._learns(sequence.advantage) == learn]
+            for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
+                # Once something is not finite nothing will be stepped; go on only to name all it concerns.
+                with torch.set_grad_enabled(learn and not statistics.not_finite):
+                    self._forward_backward(micro, statistics)
+        if statistics.not_finite:
+            self._optimizer.zero()
+            tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
+            raise NotFinite(f"the loss is not finite in {len(tickets)} trajectories: {', '.join(tickets)}", tickets)
+        return statistics.means()
+
+    def _learns(self, advantage: float) -> bool:
+        return advantage != 0.0 or self._settings.entropy_bonus != 0.0
+
+    def _forward_backward(self, micro: MicroBatch, statistics: Statistics) -> None:
+        settings = self._settings
+        new, entropy = sampled_logprobs(self._hidden(micro.tokens, micro.positions), self._head, micro)
+        tokens = token_loss(
+            new,
+            new.detach(),  # one optimiser step a batch: the policy before it is the policy now
+            micro.behaviour,
+            micro.advantage,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            tis_cap=settings.tis_cap,
+        )
+        loss = (tokens.loss * micro.weight).sum()
+        if settings.entropy_bonus:
+            loss = loss - settings.entropy_bonus * entropy.sum() / statistics.total
+        finite = statistics.add(micro, tokens, loss.detach(), entropy.detach())
+        if finite and loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.collect_gradients()
+
+    def optim_step(self, learning_rate: float) -> dict[str, float]:
+        """See the protocol."""
+        self._reduce_gradients()
+        return {"grad_norm": self._optimizer.step(learning_rate)}
+
+    @torch.no_grad()
+    def logprobs(self, batch: TrainBatch) -> list[np.ndarray]:
+        """See the protocol."""
+        check(batch, self._vocabulary)
+        result = [np.zeros(len(sequence.tokens), dtype=np.float32) for sequence in batch.sequences]
+        everything = list(range(len(batch.sequences)))
+        packer = Packer(batch, np.zeros(len(everything)), self._device)
+        for micro in packer.micro_batches(everything, self._settings.micro_batch_tokens):
+            values, _ = sampled_logprobs(self._hidden(micro.tokens, micro.positions), self._head, micro)
+            for sequence, place, value in zip(micro.sequence, micro.place, values.cpu().numpy(), strict=True):
+                result[sequence][place] = value
+        return result
+
+    @torch.no_grad()
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        """See the protocol."""
+        if len(tokens) < 2:
+            return np.zeros(0, dtype=np.float32)
+        row = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+        hidden = self._hidden(row[None, :-1], torch.arange(len(row) - 1, device=self._device))
+        logprobs = self._head(hidden, None).float().log_softmax(dim=-1)
+        scores: np.ndarray = logprobs.gather(1, row[1:, None]).squeeze(1).cpu().numpy()
+        return scores
+
+    def save(self, directory: Path) -> None:
+        """See the protocol."""
+        save_rank(directory, self._layout, self._optimizer.state())
+
+    def load(self, directory: Path) -> None:
+        """See the protocol."""
+        self._optimizer.restore(load_rank(directory, self._layout, self._optimizer.state()))
+
+
+class Statistics:
+    """Sums over the sampled tokens of a batch, and which segments were not finite."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.not_finite: set[int] = set()
+        self._sums = dict.fromkeys(
+            ("entropy", "kl_rollout", "ratio_mean", "clipped_fraction", "truncated_fraction"), 0.0
+        )
+        self._loss = 0.0
+        self._ratio_max, self._ratio_min = 0.0, float("inf")
+
+    def add(self, micro: MicroBatch, tokens: TokenLoss, loss: torch.Tensor, entropy: torch.Tensor) -> bool:
+        """Count a micro-batch in; False where one of its tokens is not finite."""
+        good = tokens.loss.detach().isfinite() & micro.behaviour.isfinite() & entropy.isfinite()
+        if not bool(good.all()):
+            self.not_finite.update(int(i) for i in micro.sequence[~good.cpu().numpy()])
+            return False
+        figures = torch.stack(
+            [
+                entropy.sum(),
+                tokens.kl.sum(),
+                tokens.ratio.sum(),
+                tokens.clipped.sum(),
+                tokens.truncated.sum(),
+                loss,
+                tokens.ratio.max(),
+                tokens.ratio.min(),
+            ]
+        ).tolist()
+        for name, figure in zip(self._sums, figures, strict=False):
+            self._sums[name] += figure
+        self._loss += figures[5]
+        self._ratio_max = max(self._ratio_max, figures[6])
+        self._ratio_min = min(self._ratio_min, figures[7])
+        return True
+
+    def means(self) -> dict[str, float]:
+        """The statistics of the protocol."""
+        return {
+            "loss": self._loss,
+            "tokens": float(self.total),
+            "ratio_max": self._ratio_max,
+            "ratio_min": self._ratio_min,
+            **{name: value / self.total for name, value in self._sums.items()},
+        }

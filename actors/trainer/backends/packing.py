@@ -1,0 +1,183 @@
+"""A batch of segments as padded micro-batches, holding of each segment only what its loss depends on.
+
+Invariant: every sampled token of the batch is in exactly one micro-batch, with the weight that it has in the whole
+batch's loss; so gradients summed over micro-batches do not depend on how the batch was cut.
+
+A segment is cut behind the token before its last sampled one (nothing later is predicted), segments of like length
+share a micro-batch, and padding stands on the right, where causal attention never looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import torch
+
+from actors.trainer.backends.protocol import TrainBatch, TrainSequence
+from actors.trajectory import FULL_VOCABULARY
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The sampled tokens of a micro-batch that were drawn from one set of allowed tokens."""
+
+    rows: torch.Tensor  # int64 [R], positions in the micro-batch's M sampled tokens
+    token_ids: torch.Tensor | None  # int64 [A], ascending; None is the whole vocabulary
+    targets: torch.Tensor  # int64 [R]; index of the sampled token in token_ids, or the token itself
+
+
+class MicroBatch(msgspec.Struct, frozen=True):
+    """B rows of at most T tokens and the M sampled tokens that they predict."""
+
+    tokens: torch.Tensor  # int64 [B, T], padded with 0
+    positions: torch.Tensor  # int64 [M], index into the flattened [B * T] of the position that predicts the token
+    choices: list[Choice]
+    temperature: torch.Tensor  # float32 [M]
+    behaviour: torch.Tensor  # float32 [M]
+    advantage: torch.Tensor  # float32 [M]
+    weight: torch.Tensor  # float32 [M]
+    sequence: np.ndarray  # int64 [M], index of the token's segment in the batch
+    place: np.ndarray  # int64 [M], the token's index in its segment
+
+
+class BatchError(ValueError):
+    """A batch that contradicts itself; names the trajectory."""
+
+
+def check(batch: TrainBatch, vocabulary: int) -> None:
+    """Refuse a batch that cannot be what engines sampled. Raises ``BatchError`` naming the ticket."""
+    if not any(sequence.loss_mask.any() for sequence in batch.sequences):
+        raise BatchError(f"a batch of {len(batch.sequences)} segments has no sampled token to train on")
+    for i, allowed in enumerate(batch.allowed_sets):
+        if not (allowed.size and allowed[0] >= 0 and allowed[-1] < vocabulary and (np.diff(allowed) > 0).all()):
+            raise BatchError(f"allowed set {i}: expected ascending token ids below {vocabulary}, found {allowed}")
+    for sequence in batch.sequences:
+        _check_sequence(sequence, batch.allowed_sets, vocabulary)
+
+
+def _check_sequence(sequence: TrainSequence, allowed_sets: list[np.ndarray], vocabulary: int) -> None:
+    length = len(sequence.tokens)
+    arrays = {"loss_mask": sequence.loss_mask, "logprobs": sequence.logprobs, "allowed": sequence.allowed}
+    for name, array in arrays.items():
+        if array.shape != (length,):
+            raise BatchError(f"{sequence.ticket}: {name} has shape {array.shape}, expected ({length},) as tokens")
+    if length and sequence.loss_mask[0]:
+        raise BatchError(f"{sequence.ticket}: the first token cannot be a sampled one, nothing precedes it")
+    if not sequence.temperature > 0:
+        raise BatchError(f"{sequence.ticket}: temperature is {sequence.temperature}, expected above 0")
+    if length and not (sequence.tokens.min() >= 0 and sequence.tokens.max() < vocabulary):
+        raise BatchError(f"{sequence.ticket}: token ids reach {sequence.tokens.max()}, the vocabulary has {vocabulary}")
+    used = sequence.allowed[sequence.loss_mask == 1]
+    if used.size and not (used.min() >= FULL_VOCABULARY and used.max() < len(allowed_sets)):
+        raise BatchError(f"{sequence.ticket}: allowed set {used.max()} of {len(allowed_sets)}")
+
+
+def deduplicate(allowed_sets: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Equal sets once, and for each given set its index among them."""
+    distinct: dict[bytes, int] = {}
+    keep: list[np.ndarray] = []
+    index = np.zeros(len(allowed_sets), dtype=np.int64)
+    for i, allowed in enumerate(allowed_sets):
+        ids = np.ascontiguousarray(allowed, dtype=np.int64)
+        index[i] = distinct.setdefault(ids.tobytes(), len(keep))
+        if index[i] == len(keep):
+            keep.append(ids)
+    return keep, index
+
+
+def rows_by_length(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Indices in groups of like length: longest first, each group's padded size within ``budget`` tokens (a single
+    longer one gets a group of its own)."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    group: list[int] = []
+    for i in order:
+        if group and (len(group) + 1) * lengths[group[0]] > budget:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+class Packer:
+    """Cuts one batch into micro-batches on ``device``.
+
+    ``weights`` float64 [segments] is what ``token_weights`` returned for the whole batch.
+    """
+
+    def __init__(self, batch: TrainBatch, weights: np.ndarray, device: torch.device) -> None:
+        self._sequences = batch.sequences
+        self._weights = weights
+        self._device = device
+        self._allowed_sets, self._renumbered = deduplicate(batch.allowed_sets)
+        self._sampled = [np.flatnonzero(sequence.loss_mask) for sequence in batch.sequences]
+
+    def micro_batches(self, indices: list[int], budget: int) -> Iterator[MicroBatch]:
+        """The sampled tokens of the segments ``indices``, at most ``budget`` padded tokens at a time. Raises
+        ``BatchError`` where a sampled token is not in its allowed set."""
+        kept = [i for i in indices if self._sampled[i].size]
+        for group in rows_by_length([int(self._sampled[i][-1]) for i in kept], budget):
+            yield self._pack([kept[g] for g in group])
+
+    def _pack(self, group: list[int]) -> MicroBatch:
+        lengths = [int(self._sampled[i][-1]) for i in group]
+        counts = [self._sampled[i].size for i in group]
+        width = max(lengths)
+        tokens = np.zeros((len(group), width), dtype=np.int64)
+        for row, (i, length) in enumerate(zip(group, lengths, strict=True)):
+            tokens[row, :length] = self._sequences[i].tokens[:length]
+        place = np.concatenate([self._sampled[i] for i in group])
+        sequence = np.repeat(np.asarray(group), counts)
+
+        def per_sequence(values: list[float]) -> torch.Tensor:
+            return self._tensor(np.repeat(np.asarray(values, dtype=np.float32), counts))
+
+        return MicroBatch(
+            tokens=self._tensor(tokens),
+            positions=self._tensor(np.repeat(np.arange(len(group)) * width, counts) + place - 1),
+            choices=self._choices(group, sequence),
+            temperature=per_sequence([self._sequences[i].temperature for i in group]),
+            behaviour=self._tensor(self._of_sampled(group, "logprobs").astype(np.float32)),
+            advantage=per_sequence([self._sequences[i].advantage for i in group]),
+            weight=per_sequence([float(self._weights[i]) for i in group]),
+            sequence=sequence,
+            place=place,
+        )
+
+    def _choices(self, group: list[int], sequence: np.ndarray) -> list[Choice]:
+        """One for each allowed set that occurs in the group."""
+        targets = self._of_sampled(group, "tokens").astype(np.int64)
+        allowed = self._of_sampled(group, "allowed").astype(np.int64)
+        masked = allowed != FULL_VOCABULARY
+        if masked.any():
+            allowed[masked] = self._renumbered[allowed[masked]]
+        choices = []
+        for index in np.unique(allowed):
+            rows = np.flatnonzero(allowed == index)
+            ids, chosen = None, targets[rows]
+            if index != FULL_VOCABULARY:
+                ids = self._allowed_sets[index]
+                chosen = self._places(ids, targets[rows], sequence[rows])
+            choices.append(
+                Choice(
+                    rows=self._tensor(rows),
+                    token_ids=None if ids is None else self._tensor(ids),
+                    targets=self._tensor(chosen),
+                )
+            )
+        return choices
+
+    def _places(self, ids: np.ndarray, targets: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+        places = np.minimum(np.searchsorted(ids, targets), len(ids) - 1)
+        wrong = np.flatnonzero(ids[places] != targets)
+        if wrong.size:
+            ticket = self._sequences[sequence[wrong[0]]].ticket
+            raise BatchError(f"{ticket}: token {targets[wrong[0]]} was sampled, but is not in its allowed set")
+        return places
+
+    def _of_sampled(self, group: list[int], field: str) -> np.ndarray:
+        return np.concatenate([getattr(self._sequences[i], field)[self._sampled[i]] for i in group])
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)

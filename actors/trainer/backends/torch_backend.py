@@ -1,0 +1,86 @@
+"""Training in one process with the transformers model itself, on the CPU or on one GPU.
+
+Invariant: hidden states equal those of the model's own forward pass; where its structure is known, the last layer's
+feed-forward block and the head are computed only at positions whose prediction is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from actors.settings import TrainSettings
+from actors.trainer.backends.common import PolicyBackend
+from actors.trainer.checkpointing import Layout
+from actors.trainer.model import build_model, hf_state
+
+_KNOWN_STRUCTURE = ("qwen3", "qwen2", "llama")
+
+
+class TorchBackend(PolicyBackend):
+    """See ``actors.trainer.backends.protocol.Backend``. Raises ``PolicyError`` for an unusable ``policy_dir``."""
+
+    def __init__(self, policy_dir: Path, *, seed: int, settings: TrainSettings, dtype: str, from_scratch: bool) -> None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = build_model(policy_dir, seed=seed, dtype=dtype, from_scratch=from_scratch).to(device)
+        self._model.eval()  # no dropout: the policy that is trained is the one that was sampled from
+        self._decoder: Any = self._model.base_model
+        self._lm_head: nn.Linear = self._model.get_output_embeddings()  # type: ignore[operator]
+        self._known = _has_known_structure(self._model)
+        torch.manual_seed(seed)
+        super().__init__(
+            settings=settings,
+            vocabulary=self._lm_head.weight.shape[0],
+            parameters=dict(self._model.named_parameters()),
+            device=device,
+            layout=Layout(backend="torch", rank=0, world_size=1),
+        )
+
+    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if self._known:
+            return _trimmed_forward(self._decoder, tokens, positions)
+        hidden: torch.Tensor = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1)[positions]
+
+    def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
+        weight: torch.Tensor = self._lm_head.weight
+        bias: torch.Tensor | None = self._lm_head.bias
+        if token_ids is not None:
+            weight = weight[token_ids]
+            bias = None if bias is None else bias[token_ids]
+        return nn.functional.linear(hidden, weight, bias)
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See the protocol."""
+        for name, tensor in hf_state(self._model).items():
+            yield name, tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _has_known_structure(model: nn.Module) -> bool:
+    config: Any = model.config
+    kinds = getattr(config, "layer_types", None) or []
+    return config.model_type in _KNOWN_STRUCTURE and all(kind == "full_attention" for kind in kinds)
+
+
+def _trimmed_forward(decoder: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The decoder's forward pass (causal, no cache) up to the last attention, then at ``positions`` only.
+
+    Padding stands on the right, so that no mask is needed: attention is causal by default.
+    """
+    hidden = decoder.embed_tokens(tokens)
+    position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    rotary = decoder.rotary_emb(hidden, position_ids)
+    *layers, last = decoder.layers
+    for layer in layers:
+        hidden = layer(hidden, position_embeddings=rotary, position_ids=position_ids)
+    attended, _ = last.self_attn(
+        hidden_states=last.input_layernorm(hidden), position_embeddings=rotary, attention_mask=None
+    )
+    chosen = hidden.flatten(0, 1)[positions] + attended.flatten(0, 1)[positions]
+    chosen = chosen + last.mlp(last.post_attention_layernorm(chosen))
+    result: torch.Tensor = decoder.norm(chosen)
+    return result
