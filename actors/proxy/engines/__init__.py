@@ -1,0 +1,47 @@
+"""Inference engines behind one protocol, made by name; importing this package imports no model code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from actors.proxy.engines.protocol import Engine
+
+EngineKind = Literal["torch", "vllm"]
+
+
+def make_engine(
+    kind: EngineKind,
+    policy_dir: Path,
+    *,
+    max_sequences: int,
+    max_model_len: int,
+    seed: int = 0,
+    kv_cache_bytes: int | None = None,
+) -> Engine:
+    """An engine with the policy of ``policy_dir/config.json`` and no usable weights: it serves nothing before
+    ``load_weights``. ``seed`` draws for requests without one; ``kv_cache_bytes`` bounds the KV cache (default: room
+    for twice ``max_sequences``). The engine sets process-wide state, so give each a process of its own.
+    """
+    if kind == "torch":
+        from actors.proxy.engines.torch_engine import TorchEngine  # noqa: PLC0415
+
+        return TorchEngine(
+            policy_dir,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            seed=seed,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+    if kind == "vllm":
+        from actors.proxy.engines.vllm_engine import VllmEngine  # noqa: PLC0415
+
+        return VllmEngine(
+            policy_dir,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            seed=seed,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+    raise ValueError(f"rollout.engine: expected torch or vllm, found {kind!r}")

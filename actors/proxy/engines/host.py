@@ -1,0 +1,252 @@
+"""The process around one engine: its actor takes messages, its thread runs the engine.
+
+    loop (actor):   HostAdd, HostAbort, Stage ...  --orders-->  thread: take orders, else one engine step, else wait
+    thread:         completions, results           --post---->  loop: reply straight to who asked
+
+Invariant: only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in
+no time by the actor and takes effect after at most one step. A suspended or weightless engine makes no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import numpy as np
+
+from actors.core import Actor, Ref, handler
+from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest
+from actors.proxy.messages import (
+    Acknowledged,
+    Finished,
+    HostAbort,
+    HostAdd,
+    HostForget,
+    HostResume,
+    HostScore,
+    HostSuspend,
+    HostUpdate,
+    RequestFailed,
+    Scored,
+    Served,
+    Stage,
+    Staged,
+)
+from actors.telemetry import Spans
+from actors.weightsync.manifest import Manifest, Receipt
+from actors.weightsync.receiver import StagedVersion, fetch
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 1.0
+"""How long the thread sleeps at a time with nothing to do; orders wake it at once."""
+
+
+class EngineThread:
+    """Runs one engine; see the module docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[list[Completion]], None],
+        refuse: Callable[[str, str], None],
+        failed: Callable[[BaseException], None],
+        spans: Spans,
+    ) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._refuse = refuse
+        self._failed = failed
+        self._spans = spans
+        self._loop = asyncio.get_running_loop()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._serving = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def order(self, action: Callable[[], None]) -> None:
+        """Run something between two steps; its failure is fatal for the engine."""
+        with self._wake:
+            self._orders.append(action)
+            self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Run something between two steps and get its result (or exception) back on the loop."""
+        result: Future[T] = Future()
+
+        def action() -> None:
+            try:
+                result.set_result(function())
+            except Exception as error:  # it belongs to whoever asked
+                result.set_exception(error)
+
+        self.order(action)
+        return asyncio.wrap_future(result)
+
+    def add(self, request: GenerateRequest) -> None:
+        def action() -> None:
+            try:
+                self._engine.add(request)
+            except EngineRefusal as refusal:
+                self._loop.call_soon_threadsafe(self._refuse, request.request_id, str(refusal))
+
+        self.order(action)
+
+    def abort(self, request_id: str) -> None:
+        def action() -> None:
+            completion = self._engine.abort(request_id)
+            if completion is not None:
+                self._loop.call_soon_threadsafe(self._deliver, [completion])
+
+        self.order(action)
+
+    def suspend(self) -> asyncio.Future[None]:
+        return self.call(lambda: self._set_serving(False))
+
+    def resume(self) -> asyncio.Future[None]:
+        return self.call(lambda: self._set_serving(True))
+
+    def _set_serving(self, serving: bool) -> None:
+        self._serving = serving
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:  # the process cannot go on without its engine: say so and let it end
+            self._loop.call_soon_threadsafe(self._failed, error)
+
+    def _turn(self) -> bool:
+        with self._wake:
+            busy = self._serving and self._engine.unfinished() > 0
+            if not self._orders and not busy and not self._stopping:
+                self._wake.wait(IDLE_WAIT_S)
+            orders = list(self._orders)
+            self._orders.clear()
+        for action in orders:
+            action()
+        if self._stopping:
+            self._engine.close()
+            return False
+        if self._serving and self._engine.unfinished() > 0:
+            start = time.time()
+            completions = self._engine.step()
+            self._spans.busy("generate", start, time.time())
+            if completions:
+                self._loop.call_soon_threadsafe(self._deliver, list(completions))
+        return True
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the thread; a step that does not come back in time is left to die with the process."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+
+class EngineHost(Actor):
+    """See the module docstring."""
+
+    def __init__(
+        self, name: str, engine: Engine, proxy: Ref, spans: Spans, failed: Callable[[BaseException], None]
+    ) -> None:
+        self._name = name
+        self._engine = engine
+        self._proxy = proxy
+        self._spans = spans
+        self._reply_to: dict[str, Ref] = {}
+        self._staged: dict[int, StagedVersion] = {}
+        self._canaries: dict[int, Manifest] = {}
+        self._thread = EngineThread(engine, self._deliver, self._refuse, failed, spans)
+
+    async def on_stop(self) -> None:
+        await self._thread.stop(2.0)
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    @handler
+    async def add(self, message: HostAdd) -> None:
+        for request, reply_to in zip(message.requests, message.reply_to, strict=True):
+            self._reply_to[request.request_id] = reply_to
+            self._thread.add(request)
+
+    @handler
+    async def abort(self, message: HostAbort) -> None:
+        self._thread.abort(message.request_id)
+
+    @handler
+    async def forget(self, message: HostForget) -> None:
+        for trajectory in message.trajectories:
+            self._thread.order(lambda trajectory=trajectory: self._engine.forget(trajectory))  # type: ignore[misc]
+
+    def _deliver(self, completions: Sequence[Completion]) -> None:
+        """On the loop: one message per asker, and one to the proxy."""
+        by_asker: dict[Ref, list[Completion]] = {}
+        for completion in completions:
+            reply_to = self._reply_to.pop(completion.request_id, None)
+            if reply_to is not None:
+                by_asker.setdefault(reply_to, []).append(completion)
+        for asker, batch in by_asker.items():
+            self.node.tell(asker, Finished(self._name, batch))
+        tokens = sum(len(completion.tokens) for completion in completions)
+        self.node.tell(self._proxy, Served(self._name, [c.request_id for c in completions], tokens))
+
+    def _refuse(self, request_id: str, reason: str) -> None:
+        reply_to = self._reply_to.pop(request_id, None)
+        if reply_to is not None:
+            self.node.tell(reply_to, RequestFailed(request_id, f"refused by engine {self._name}: {reason}"))
+        self.node.tell(self._proxy, Served(self._name, [request_id], 0))
+
+    # ---- weights -------------------------------------------------------------------------------------------------
+
+    @handler(concurrent=True)
+    async def stage(self, message: Stage) -> Staged:
+        """Fetch a version beside the running engine."""
+        start = time.time()
+        version = message.manifest.version
+        staged = await fetch(self.node, message.source, message.manifest)
+        self._staged = {version: staged}  # older ones will never be asked for
+        self._canaries = {version: message.manifest}
+        self._spans.add("stage", start, time.time(), version=version)
+        return Staged(version, staged.bytes, time.time() - start)
+
+    @handler(concurrent=True)
+    async def suspend(self, message: HostSuspend) -> Acknowledged:
+        await self._thread.suspend()
+        return Acknowledged()
+
+    @handler(concurrent=True)
+    async def update(self, message: HostUpdate) -> Receipt:
+        """Load what is staged, and prove it."""
+        start = time.time()
+        staged = self._staged.pop(message.version, None)
+        if staged is None:
+            raise ValueError(f"version {message.version} is not staged at engine {self._name}")
+        manifest = self._canaries[message.version]
+
+        def load() -> Receipt:
+            digests = self._engine.load_weights(message.version, staged.tensors())
+            return Receipt(message.version, self._name, digests, self._engine.score(manifest.canary))
+
+        receipt = await self._thread.call(load)
+        self._spans.add("swap", start, time.time(), version=message.version)
+        return receipt
+
+    @handler(concurrent=True)
+    async def resume(self, message: HostResume) -> Acknowledged:
+        await self._thread.resume()
+        return Acknowledged()
+
+    @handler(concurrent=True)
+    async def score(self, message: HostScore) -> Scored:
+        tokens = np.asarray(message.tokens)
+        return Scored(await self._thread.call(lambda: self._engine.score(tokens)))

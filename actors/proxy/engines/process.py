@@ -1,0 +1,58 @@
+"""The process of one engine: ``python -m actors.proxy.engines.process SPEC``.
+
+It builds the engine (which sets process-wide state: threads, dynamo, environment variables), hosts it, tells the proxy
+that it is ready, and reports its spans until it is stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from actors.core.hosting import ChildContext, read_settings, run_child
+from actors.proxy.engines import make_engine
+from actors.proxy.engines.host import EngineHost
+from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.messages import Acknowledged, EngineReady
+from actors.telemetry import Spans, report_spans
+
+READY_TIMEOUT_S = 30.0
+
+
+class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is told."""
+
+    kind: str  # "torch" or "vllm"
+    policy_directory: str
+    dtype: str
+    limits: EngineLimits
+    seed: int
+    proxy_actor: str = "proxy"
+
+
+async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
+    settings = read_settings(context.spec, EngineProcessSettings)
+    name = context.spec.name
+    start = time.monotonic()
+    engine = make_engine(
+        settings.kind, Path(settings.policy_directory), limits=settings.limits, dtype=settings.dtype, seed=settings.seed
+    )
+    spans = Spans(name)
+    proxy = context.parent(settings.proxy_actor)
+    host = await context.node.spawn(lambda: EngineHost(name, engine, proxy, spans, context.fail), "engine", restarts=0)
+    ready = EngineReady(name, host, engine.limits, time.monotonic() - start)
+    await context.node.ask(proxy, ready, Acknowledged, timeout_s=READY_TIMEOUT_S, retries=3)
+    context.node.background(report_spans(context.node, context.spec.telemetry, spans))
+    return _nothing
+
+
+async def _nothing() -> None:
+    """The node stops the actor, and the actor the engine."""
+
+
+if __name__ == "__main__":
+    sys.exit(run_child(work))

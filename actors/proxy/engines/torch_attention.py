@@ -1,0 +1,211 @@
+"""Attention of a packed batch over per-row KV slots, plugged into any transformers causal language model.
+
+Invariant: a query at position p of a row attends to exactly positions 0..p of that row's own slot; what lies beyond,
+or in other slots, never reaches the result.
+
+The tokens of all rows are laid end to end, so that linear layers see no padding. Only here are they spread out, in
+groups of rows with similar numbers of new tokens and similar lengths, so that a long prompt does not make the
+decoding rows beside it pay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+IMPLEMENTATION = "rollart_slots"
+"""Name under which transformers finds ``attend``; it makes no mask of its own for a name that it does not know."""
+
+QUERY_BUCKETS = (1, 8, 64, 512)
+LENGTH_BUCKETS = (256, 1024, 4096, 16384)
+
+
+class KvStore:
+    """Keys and values of ``slots`` rows: per layer and kind ``[slots, kv_heads, max_len, head_dim]``."""
+
+    def __init__(self, config: Any, slots: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.heads, self.head_dim = kv_geometry(config)
+        self.max_len = max_len
+        self._shape = (slots, self.heads, max_len, self.head_dim)
+        self._layers = int(config.num_hidden_layers)
+        self._dtype, self._device = dtype, device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything. Zeroed, because a masked key's weight of 0 times a NaN left in memory is NaN; fresh
+        zeroed memory is mapped by the kernel only as it is used."""
+        self.release()
+        for _ in range(self._layers):
+            self.keys.append(torch.zeros(self._shape, dtype=self._dtype, device=self._device))
+            self.values.append(torch.zeros(self._shape, dtype=self._dtype, device=self._device))
+
+    def release(self) -> None:
+        """Give the memory back; ``reset`` brings the store to life again."""
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+
+def kv_geometry(config: Any) -> tuple[int, int]:
+    """Number of key-value heads and size of a head of a transformers configuration."""
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    return kv_heads, int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of keys and values of one token over all layers."""
+    kv_heads, head_dim = kv_geometry(config)
+    return 2 * int(config.num_hidden_layers) * kv_heads * head_dim * dtype.itemsize
+
+
+@dataclass
+class RowWork:
+    """New tokens of one row in one step."""
+
+    slot: int
+    start: int  # position of the first new token; all before are in the slot
+    tokens: np.ndarray  # int32 [T], T >= 1
+
+
+@dataclass
+class _Group:
+    slots: torch.Tensor  # int64 [b]
+    length: int  # longest used length in the group
+    gather: torch.Tensor | None  # int64 [b * T] packed index of each padded place; None where they coincide
+    scatter: torch.Tensor | None  # int64 [n] padded place of each of the group's packed tokens
+    packed: slice  # the group's stretch of the packed batch
+    rows: int
+    width: int  # T
+    positions: torch.Tensor  # int64 [b, T]; position of each query, 0 in the padding (so that it sees something)
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype, repeats: int) -> torch.Tensor:
+        """Additive mask ``[b, 1, repeats * T, length]``, made once a step."""
+        if window not in self.masks:
+            keys = torch.arange(self.length, device=self.positions.device)
+            hidden = keys > self.positions[..., None]
+            if window is not None:
+                hidden |= keys <= self.positions[..., None] - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self.masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None].repeat(1, 1, repeats, 1)
+        return self.masks[window]
+
+
+class StepPlan:
+    """Where each token of a packed batch lies and what it attends to. Rows are reordered: see ``order``."""
+
+    def __init__(self, rows: list[RowWork], store: KvStore, device: torch.device) -> None:
+        self.store = store
+        self.order = sorted(range(len(rows)), key=lambda index: _bucket(rows[index]))
+        ordered = [rows[index] for index in self.order]
+        counts = np.array([len(row.tokens) for row in ordered])
+        starts = np.array([row.start for row in ordered])
+        slots = np.array([row.slot for row in ordered])
+        ends = np.cumsum(counts)
+        offsets = ends - counts
+        positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
+        heads = np.arange(store.heads)
+        places = (np.repeat(slots, counts)[:, None] * store.heads + heads) * store.max_len + positions[:, None]
+        self._device = device
+        self.tokens = self._tensor(np.concatenate([row.tokens for row in ordered]))[None]
+        self.positions = self._tensor(positions)[None]
+        self.last = ends - 1  # packed index of each ordered row's last new token
+        self._places = self._tensor(places.reshape(-1))
+        self._groups: list[_Group] = []
+        first = 0
+        for index in range(1, len(ordered) + 1):
+            if index == len(ordered) or _bucket(ordered[index]) != _bucket(ordered[first]):
+                self._groups.append(self._group(slice(first, index), slots, starts, counts, offsets))
+                first = index
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
+
+    def _group(
+        self, rows: slice, slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, offsets: np.ndarray
+    ) -> _Group:
+        slots, starts, counts, offsets = slots[rows], starts[rows], counts[rows], offsets[rows]
+        width = int(counts.max())
+        places = np.arange(width)
+        real = places < counts[:, None]
+        gather = np.where(real, offsets[:, None] + places, offsets[:, None])
+        padded = not bool(real.all())
+        return _Group(
+            slots=self._tensor(slots),
+            length=int((starts + counts).max()),
+            gather=self._tensor(gather.reshape(-1)) if padded else None,
+            scatter=self._tensor(np.flatnonzero(real)) if padded else None,
+            packed=slice(int(offsets[0]), int(offsets[-1] + counts[-1])),
+            rows=len(counts),
+            width=width,
+            positions=self._tensor(np.where(real, starts[:, None] + places, 0)),
+        )
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """``query`` [N, heads, D], ``key`` and ``value`` [N, kv_heads, D] -> [N, heads, D]."""
+        store = self.store
+        heads, kv_heads, size = query.shape[1], store.heads, store.head_dim
+        repeats = heads // kv_heads
+        for cache, new in ((store.keys[layer], key), (store.values[layer], value)):
+            cache.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size))
+        result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for group in self._groups:
+            rows, width = group.rows, group.width
+            part = query[group.packed] if group.gather is None else query.index_select(0, group.gather)
+            # Heads that share a key-value head become further queries of it: nothing is repeated in memory.
+            part = part.reshape(rows, width, kv_heads, repeats, size).permute(0, 2, 3, 1, 4)
+            out = F.scaled_dot_product_attention(
+                part.reshape(rows, kv_heads, repeats * width, size),
+                store.keys[layer][:, :, : group.length].index_select(0, group.slots),
+                store.values[layer][:, :, : group.length].index_select(0, group.slots),
+                attn_mask=group.mask(window, query.dtype, repeats),
+                scale=scale,
+            )
+            out = out.view(rows, kv_heads, repeats, width, size).permute(0, 3, 1, 2, 4).reshape(-1, heads, size)
+            result[group.packed] = out if group.scatter is None else out.index_select(0, group.scatter)
+        return result
+
+
+def _bucket(row: RowWork) -> tuple[int, int]:
+    count = len(row.tokens)
+    queries = sum(count > bound for bound in QUERY_BUCKETS)
+    return queries, sum(row.start + count > bound for bound in LENGTH_BUCKETS)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    plan: StepPlan,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in place of its own attention; shapes ``[1, heads, N, D]``, result ``[1, N, heads, D]``."""
+    if softcap is not None or s_aux is not None:
+        raise NotImplementedError("the torch engine does not run attention with soft caps or sinks; use engine=vllm")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = plan.attend(
+        layer,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling,
+        sliding_window,
+    )
+    return out[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,0 +1,247 @@
+"""The embedded engine: continuous batching of a transformers causal language model in this process.
+
+Invariant: what a row's slot holds was computed with the weights now in use; loading weights empties every slot, and
+a row is sampled only when all of its tokens are in its slot.
+
+A step takes the new tokens of every running row (a whole prompt, what a turn added to a known prefix, or the one
+token sampled last), packs them end to end and runs one forward pass; the language-model head sees only each row's
+last token. A trajectory's slot is kept between its turns, so that a turn costs what it added.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
+from actors.proxy.engines.torch_sampling import RowSampling, Sampler
+from actors.proxy.engines.torch_slots import SlotTable
+from actors.proxy.engines.torch_weights import tensor_digest
+from actors.proxy.engines.validation import check, check_tokens
+
+STEP_TOKENS = 2048
+"""New tokens of one forward pass; longer prompts are taken in pieces, oldest request first."""
+
+
+@dataclass
+class _Row:
+    """A request that has a slot."""
+
+    request: GenerateRequest
+    seed: int
+    slot: int
+    cached: int  # tokens in the slot
+    tokens: np.ndarray  # int32 [P + max_tokens], filled up to ``length``
+    length: int
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            request_id=self.request.request_id,
+            tokens=self.tokens[len(self.request.prompt) : self.length].copy(),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            versions=np.array(self.versions, dtype=np.int32),
+            finish_reason=reason,
+        )
+
+
+class TorchEngine:
+    """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
+
+    ``kv_cache_bytes`` bounds the memory of the slots; by default there are twice as many as ``max_sequences``, so
+    that trajectories keep theirs while their environments work. Where fewer than ``max_sequences`` fit, ``limits``
+    says how many do. ``seed`` draws for requests that bring none.
+    """
+
+    def __init__(
+        self,
+        policy_dir: Path,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        seed: int = 0,
+        kv_cache_bytes: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION)
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        dtype = self._model.dtype
+        slot_bytes = max_model_len * kv_bytes_per_token(config, dtype)
+        slots = 2 * max_sequences
+        if kv_cache_bytes is not None:
+            slots = min(slots, kv_cache_bytes // slot_bytes - 1)  # one more is the scratch slot of ``score``
+            if slots < 1:
+                raise ValueError(
+                    f"kv_cache_bytes={kv_cache_bytes} cannot hold two sequences of {max_model_len} tokens of this "
+                    f"policy; {2 * slot_bytes} bytes is the least"
+                )
+        self.limits = EngineLimits(max_sequences=min(max_sequences, slots), max_model_len=max_model_len)
+        self._vocabulary = int(config.vocab_size)
+        self._store = KvStore(config, slots + 1, max_model_len, dtype, self._device)
+        self._scratch = slots
+        self._slots = SlotTable(slots, max_model_len)
+        self._sampler = Sampler(self._device)
+        self._random = np.random.default_rng(seed)
+        self._waiting: deque[tuple[GenerateRequest, int]] = deque()
+        self._running: dict[str, _Row] = {}
+        self._ids: set[str] = set()
+        self._version: int | None = None
+
+    def add(self, request: GenerateRequest) -> None:
+        check(request, self.limits, self._vocabulary)
+        if request.request_id in self._ids:
+            raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
+        seed = int(self._random.integers(2**63)) if request.seed is None else request.seed % 2**64
+        self._ids.add(request.request_id)
+        self._waiting.append((request, seed))
+
+    def abort(self, request_id: str) -> Completion | None:
+        row = self._running.get(request_id)
+        if row is not None:
+            return self._finish(row, "aborted")
+        for entry in self._waiting:
+            if entry[0].request_id == request_id:
+                self._waiting.remove(entry)
+                self._ids.discard(request_id)
+                nothing = np.empty(0, dtype=np.int32)
+                return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
+        return None
+
+    def unfinished(self) -> int:
+        return len(self._ids)
+
+    def step(self) -> Sequence[Completion]:
+        if self._version is None:
+            return ()
+        self._admit()
+        rows, work = self._work()
+        if not rows:
+            return ()
+        plan = StepPlan(work, self._store, self._device)
+        ordered = [rows[index] for index in plan.order]
+        complete = []
+        for index, row in enumerate(ordered):
+            row.cached += len(work[plan.order[index]].tokens)
+            if row.cached == row.length:
+                complete.append(index)
+        logits = self._forward(plan, plan.last[complete])
+        for row, done in zip(rows, work, strict=True):
+            self._slots.extend(row.slot, done.tokens)
+        return self._sample([ordered[index] for index in complete], logits, self._version) if complete else ()
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        self._version = None
+        targets = self._model.state_dict()
+        digests = {}
+        for name, tensor in tensors:
+            target = targets.get(name)
+            if target is None or target.shape != tensor.shape:
+                expected = "no such tensor" if target is None else f"shape {tuple(target.shape)}"
+                raise ValueError(f"version {version}: got {name} {tuple(tensor.shape)}, the policy has {expected}")
+            target.copy_(tensor)
+            digests[name] = tensor_digest(tensor)
+        self._forget_all()
+        self._version = version
+        return digests
+
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        check_tokens("score", "sequence", tokens, self._vocabulary)
+        if len(tokens) > self.limits.max_model_len:
+            raise EngineRefusal(f"score: {len(tokens)} tokens, this engine holds {self.limits.max_model_len}")
+        tokens = tokens.astype(np.int32)
+        parts = [np.empty(0, dtype=np.float32)]
+        for start in range(0, len(tokens) - 1, STEP_TOKENS):
+            end = min(start + STEP_TOKENS, len(tokens) - 1)
+            plan = StepPlan([RowWork(self._scratch, start, tokens[start:end])], self._store, self._device)
+            logprobs = self._forward(plan, np.arange(end - start)).float().log_softmax(-1)
+            following = torch.from_numpy(tokens[start + 1 : end + 1].astype(np.int64)).to(self._device)
+            parts.append(logprobs.gather(1, following[:, None])[:, 0].cpu().numpy())
+        return np.concatenate(parts)
+
+    def forget(self, trajectory: str) -> None:
+        self._slots.forget(trajectory)
+
+    def close(self) -> None:
+        self._version = None
+        self._waiting.clear()
+        self._running.clear()
+        self._ids.clear()
+        self._store.release()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self.limits.max_sequences:
+            request, seed = self._waiting[0]
+            place = self._slots.acquire(request.trajectory, request.prompt)
+            if place is None:
+                return
+            self._waiting.popleft()
+            length = len(request.prompt)
+            tokens = np.empty(length + request.max_tokens, dtype=np.int32)
+            tokens[:length] = request.prompt
+            self._running[request.request_id] = _Row(request, seed, place[0], place[1], tokens, length)
+
+    def _work(self) -> tuple[list[_Row], list[RowWork]]:
+        """What each row adds in this step, oldest request first, within ``STEP_TOKENS``."""
+        budget = STEP_TOKENS
+        rows, work = [], []
+        for row in self._running.values():
+            end = min(row.length, row.cached + budget)
+            rows.append(row)
+            work.append(RowWork(row.slot, row.cached, row.tokens[row.cached : end]))
+            budget -= end - row.cached
+            if not budget:
+                break
+        return rows, work
+
+    @torch.inference_mode()
+    def _forward(self, plan: StepPlan, keep: np.ndarray) -> torch.Tensor:
+        """Logits [len(keep), V] at those packed places; fills the slots."""
+        output = self._model(
+            input_ids=plan.tokens,
+            position_ids=plan.positions,
+            logits_to_keep=torch.from_numpy(keep).to(self._device),
+            use_cache=False,
+            plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _sample(self, rows: list[_Row], logits: torch.Tensor, version: int) -> list[Completion]:
+        how = [
+            RowSampling(row.request.temperature, row.request.allowed_token_ids, row.seed, len(row.logprobs))
+            for row in rows
+        ]
+        tokens, logprobs = self._sampler(logits, how)
+        finished = []
+        for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+            row.tokens[row.length] = token
+            row.length += 1
+            row.logprobs.append(logprob)
+            row.versions.append(version)
+            if token in row.request.stop_token_ids:
+                finished.append(self._finish(row, "stop"))
+            elif row.length == len(row.tokens):
+                finished.append(self._finish(row, "length"))
+        return finished
+
+    def _finish(self, row: _Row, reason: FinishReason) -> Completion:
+        del self._running[row.request.request_id]
+        self._ids.discard(row.request.request_id)
+        self._slots.release(row.slot, row.request.trajectory)
+        return row.completion(reason)
+
+    def _forget_all(self) -> None:
+        self._store.reset()
+        self._slots.invalidate()
+        for row in self._running.values():
+            row.cached = 0

@@ -1,0 +1,270 @@
+"""vLLM (V1, in this process) behind the engine protocol.
+
+Invariant: the tokens of every unfinished request are held here, and vLLM holds only what can be added to it again.
+New weights and scoring find vLLM empty: its requests are withdrawn first and come back, with the next step, as
+prompt + tokens so far. So a token's version is the one that was loaded when vLLM returned it, and keys and values
+of older weights cannot be read.
+
+vLLM's core is driven directly (``LLMEngine.engine_core``): its front end parses, detokenises and keeps statistics
+for every token, which costs more than the forward pass of a small policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.seeds import derive
+from actors.proxy.engines.torch_weights import tensor_digest
+from actors.proxy.engines.validation import check, check_tokens
+from actors.proxy.engines.vllm_environment import prepare
+
+GPU = prepare()
+
+from vllm import SamplingParams  # noqa: E402  (reads the environment)
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest  # noqa: E402
+from vllm.v1.engine import FinishReason as VllmReason  # noqa: E402
+from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
+
+CPU_BLOCK = 32
+"""Tokens of a KV block without a GPU; vLLM's CPU attention wants a multiple of 32."""
+
+REASONS: dict[VllmReason, FinishReason] = {VllmReason.STOP: "stop", VllmReason.LENGTH: "length"}
+
+
+@dataclass
+class _Held:
+    """An unfinished request."""
+
+    request: GenerateRequest
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    inside: str | None = None  # its name inside vLLM, new at every submission; None while withdrawn
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            request_id=self.request.request_id,
+            tokens=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            versions=np.array(self.versions, dtype=np.int32),
+            finish_reason=reason,
+        )
+
+
+class VllmEngine:
+    """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
+
+    ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences`` full sequences, so that
+    trajectories find their prefix again (vLLM shares whole blocks between equal prefixes and evicts by itself).
+    """
+
+    def __init__(
+        self,
+        policy_dir: Path,
+        *,
+        max_sequences: int,
+        max_model_len: int,
+        seed: int = 0,
+        kv_cache_bytes: int | None = None,
+    ) -> None:
+        self.limits = EngineLimits(max_sequences=max_sequences, max_model_len=max_model_len)
+        arguments = EngineArgs(
+            model=str(policy_dir),
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            max_num_seqs=max_sequences,
+            max_model_len=max_model_len + 1,  # a full sequence can still be scored, which samples one token more
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            async_scheduling=False,  # a token in flight while weights change would carry the wrong version
+            enforce_eager=True,
+            disable_log_stats=True,
+            seed=seed,
+            worker_extension_cls=f"{__package__}.vllm_worker.WeightTaker",
+            block_size=None if GPU else CPU_BLOCK,
+        )
+        if kv_cache_bytes is None:
+            kv_cache_bytes = 2 * max_sequences * _sequence_bytes(arguments, max_model_len)
+        arguments.kv_cache_memory_bytes = kv_cache_bytes
+        self._llm = LLMEngine.from_engine_args(arguments)
+        self._core = self._llm.engine_core
+        self._vocabulary = int(self._llm.model_config.get_vocab_size())
+        self._random = np.random.default_rng(seed)
+        self._held: dict[str, _Held] = {}
+        self._outside: dict[str, _Held] = {}
+        self._inside: dict[str, _Held] = {}
+        self._submissions = 0
+        self._version: int | None = None
+        self._open = True
+
+    def add(self, request: GenerateRequest) -> None:
+        check(request, self.limits, self._vocabulary)
+        if request.request_id in self._held:
+            raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
+        seed = int(self._random.integers(2**63)) if request.seed is None else request.seed
+        held = _Held(request, seed)
+        self._held[request.request_id] = held
+        self._outside[request.request_id] = held
+
+    def abort(self, request_id: str) -> Completion | None:
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        self._outside.pop(request_id, None)
+        if held.inside is not None:
+            del self._inside[held.inside]
+            self._core.abort_requests([held.inside])
+        return held.completion("aborted")
+
+    def unfinished(self) -> int:
+        return len(self._held)
+
+    def step(self) -> Sequence[Completion]:
+        if self._version is None:
+            return ()
+        for held in self._outside.values():
+            self._submit(held)
+        self._outside.clear()
+        if not self._inside:
+            return ()
+        finished = []
+        for output in self._core.get_output().outputs:
+            held_or_none = self._inside.get(output.request_id)
+            if held_or_none is not None and self._take(held_or_none, output, self._version):
+                finished.append(self._finish(held_or_none, output))
+        return finished
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        self._version = None
+        self._withdraw()
+        digests: dict[str, str] = {}
+
+        def digested() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                digests[name] = tensor_digest(tensor)
+                yield name, tensor
+
+        self._core.collective_rpc("take_weights", args=(digested(),))
+        if not self._core.reset_prefix_cache():
+            raise RuntimeError(
+                f"version {version}: vLLM would not drop its prefix cache because blocks are still in use, "
+                f"though all {len(self._held)} requests were withdrawn; restart the engine"
+            )
+        self._version = version
+        return digests
+
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        check_tokens("score", "sequence", tokens, self._vocabulary)
+        if len(tokens) > self.limits.max_model_len:
+            raise EngineRefusal(f"score: {len(tokens)} tokens, this engine holds {self.limits.max_model_len}")
+        if len(tokens) == 1:
+            return np.empty(0, dtype=np.float32)
+        self._withdraw()
+        # Asking for prompt log-probabilities makes vLLM compute the whole prompt and read no cached block.
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False)
+        name = self._send(tokens.tolist(), params)
+        for _ in range(len(tokens) + 1):  # each step computes at least one token
+            for output in self._core.get_output().outputs:
+                if output.request_id == name and output.new_prompt_logprobs_tensors is not None:
+                    scores = output.new_prompt_logprobs_tensors.logprobs[:, 0].to(torch.float32)
+                    return np.asarray(scores.cpu().numpy())
+        raise RuntimeError(f"vLLM returned no prompt log-probabilities for {len(tokens)} tokens")
+
+    def forget(self, trajectory: str) -> None:
+        """Nothing to do: vLLM's blocks belong to prefixes, and the least recently used give way."""
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._version = None
+            self._held.clear()
+            self._outside.clear()
+            self._inside.clear()
+            self._core.shutdown()
+
+    def _submit(self, held: _Held) -> None:
+        request = held.request
+        greedy = request.temperature == 0
+        params = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens - len(held.tokens),
+            logprobs=0,  # of the sampled token alone
+            # A request that comes back goes on from another point of its own stream of random numbers.
+            seed=None if greedy else derive(held.seed, len(held.tokens)),
+            allowed_token_ids=None if request.allowed_token_ids is None else list(request.allowed_token_ids),
+            stop_token_ids=list(request.stop_token_ids),
+            ignore_eos=True,
+            detokenize=False,
+        )
+        held.inside = self._send(request.prompt.tolist() + held.tokens, params)
+        self._inside[held.inside] = held
+
+    def _send(self, prompt: list[int], params: SamplingParams) -> str:
+        params.output_kind = RequestOutputKind.DELTA
+        self._submissions += 1
+        name = str(self._submissions)
+        self._core.add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=prompt,
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=0.0,
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+                external_req_id=name,
+            )
+        )
+        return name
+
+    def _take(self, held: _Held, output: EngineCoreOutput, version: int) -> bool:
+        """Keep what a step sampled; whether the request is finished."""
+        count = len(output.new_token_ids)
+        if count:
+            if output.new_logprobs is None:
+                raise RuntimeError(f"request {held.request.request_id}: vLLM returned tokens without log-probabilities")
+            held.tokens.extend(output.new_token_ids)
+            held.logprobs.extend(output.new_logprobs.logprobs[:count, 0].tolist())
+            held.versions.extend([version] * count)
+        return output.finish_reason is not None
+
+    def _finish(self, held: _Held, output: EngineCoreOutput) -> Completion:
+        del self._held[held.request.request_id]
+        del self._inside[output.request_id]
+        reason = REASONS.get(output.finish_reason) if output.finish_reason is not None else None
+        if reason is None:
+            raise RuntimeError(
+                f"request {held.request.request_id}: vLLM ended it with {output.finish_reason} after "
+                f"{len(held.tokens)} tokens; expected stop or length"
+            )
+        return held.completion(reason)
+
+    def _withdraw(self) -> None:
+        """Take every request out of vLLM; the next step brings them back in the order in which they were added."""
+        if self._inside:
+            self._core.abort_requests(list(self._inside))
+            self._inside.clear()
+        for held in self._held.values():
+            held.inside = None
+        self._outside = dict(self._held)
+
+
+def _sequence_bytes(arguments: EngineArgs, max_model_len: int) -> int:
+    """Bytes of keys and values of one full sequence, in whole blocks."""
+    config = arguments.create_model_config()
+    text = config.hf_text_config
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
+    per_token = 2 * int(text.num_hidden_layers) * kv_heads * int(config.get_head_size()) * config.dtype.itemsize
+    blocks = -(-(max_model_len + 1) // CPU_BLOCK)
+    return blocks * CPU_BLOCK * per_token
