@@ -69,12 +69,17 @@ class Child:
         if self.running:
             self._process.kill()
 
+    def terminate(self) -> None:
+        """Ask it to end, without waiting; ``watch`` no longer reports it."""
+        self._stopping = True
+        if self.running:
+            self._process.terminate()
+
     async def stop(self) -> None:
         """Ask it to end, then kill it; returns once it is gone."""
-        self._stopping = True
+        self.terminate()
         if not self.running:
             return
-        self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
         except TimeoutError:

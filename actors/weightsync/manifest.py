@@ -49,6 +49,14 @@ class ReceiptRefused(RuntimeError):
     """An engine does not hold the version that it should; the message says in what it differs."""
 
 
+def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a dense tensor."""
+    widths = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+    if dtype not in widths:
+        raise ValueError(f"tensors of {dtype} cannot be published; known are {', '.join(widths)}")
+    return widths[dtype] * int(np.prod(shape, dtype=np.int64))
+
+
 def digest(data: bytes | memoryview) -> str:
     """BLAKE2b-128 of a tensor's bytes (row-major, little-endian), as hex."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

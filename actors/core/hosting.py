@@ -1,0 +1,111 @@
+"""What every child process does around its work: die with its parent, log, join, report, and stop when told.
+
+    python -m MODULE '<ChildSpec as JSON>'
+
+Invariant: the process ends when asked (SIGTERM), when its parent is gone, or when its work fails, and says which on
+its last log line. Ctrl-C in a terminal is the parent's business, not its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from actors.core.logs import configure_logging
+from actors.core.node import Node
+from actors.core.process import die_with_parent
+from actors.core.ref import Ref
+from bus.message import NodeAddress
+from bus.security import ClusterKey, read_key
+
+S = TypeVar("S")
+log = logging.getLogger(__name__)
+
+PARENT_SILENCE_S = 60.0
+EXIT_WORK_FAILED = 3
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """Everything that a child is told on its command line."""
+
+    name: str  # of its node
+    job: str
+    parent: NodeAddress
+    log_directory: str
+    settings: dict[str, Any]  # for the work itself; the module knows the type
+    telemetry: Ref | None = None  # where spans go
+    host: str = "127.0.0.1"
+    key_file: str | None = None
+
+    @property
+    def key(self) -> ClusterKey | None:
+        return read_key(Path(self.key_file)) if self.key_file is not None else None
+
+
+class ChildContext:
+    """What the work in a child gets to see."""
+
+    def __init__(self, spec: ChildSpec, node: Node) -> None:
+        self.spec = spec
+        self.node = node
+        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._failed = False
+
+    def parent(self, actor: str) -> Ref:
+        """An actor of the parent."""
+        return Ref(self.spec.parent, actor)
+
+    def fail(self, error: BaseException) -> None:
+        """End the process because its work cannot go on."""
+        self._failed = True
+        log.error("cannot go on", exc_info=error)
+        self.end(f"{type(error).__name__}: {error}")
+
+    def end(self, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    async def until_end(self) -> int:
+        """Exit status, once there is a reason to end."""
+        reason = await self._ended
+        log.error("ending: %s", reason) if self._failed else log.info("ending: %s", reason)
+        return EXIT_WORK_FAILED if self._failed else 0
+
+
+def read_settings(spec: ChildSpec, type_: type[S]) -> S:
+    """The work's own settings, typed."""
+    return msgspec.convert(spec.settings, type_)
+
+
+def run_child(work: Callable[[ChildContext], Awaitable[Callable[[], Awaitable[None]]]]) -> int:
+    """``work`` sets up actors and returns what to await at the end. Returns the exit status."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec = msgspec.json.decode(sys.argv[1], type=ChildSpec)
+    configure_logging(spec.name, Path(spec.log_directory), job=spec.job)
+    return asyncio.run(_run(spec, work))
+
+
+async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Callable[[], Awaitable[None]]]]) -> int:
+    async with Node(spec.name, host=spec.host, key=spec.key) as node:
+        context = ChildContext(spec, node)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, context.end, "asked to stop")
+        node.watch(
+            spec.parent, silence_s=PARENT_SILENCE_S, on_lost=lambda why: context.end(f"the parent is gone: {why}")
+        )
+        try:
+            finish = await work(context)
+        except Exception as error:  # whatever start-up raises is this process's last word
+            context.fail(error)
+            return await context.until_end()
+        status = await context.until_end()
+        await finish()
+        return status

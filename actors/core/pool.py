@@ -1,0 +1,147 @@
+"""A pool of worker processes that hold state: started, watched, restarted within bounds.
+
+Invariant: there is one process per worker name at most; when it dies, every ask to it fails at once, its successor is
+started, and after ``RESTARTS`` deaths in ``WINDOW_S`` seconds the pool gives up and says so, with the worker's last
+words. Who held state in a dead worker has lost it and is told by the failing ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from actors.core.actor import Actor, handler
+from actors.core.hosting import ChildSpec
+from actors.core.process import Child, start_child
+from actors.core.ref import Ref
+from bus.message import PeerLost
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 20.0
+RESTARTS = 5
+WINDOW_S = 60.0
+START_TIMEOUT_S = 120.0
+
+
+class MemberReady(msgspec.Struct, frozen=True):
+    """From a worker to its pool: it can take orders."""
+
+    worker: str
+    ref: Ref
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The pool knows the worker now."""
+
+
+class PoolGaveUp(RuntimeError):
+    """A worker keeps dying; the message has its last words."""
+
+
+class WorkerPool(Actor):
+    """Spawn on the node that starts the workers; ``worker`` hands out their refs round robin."""
+
+    def __init__(
+        self,
+        module: str,
+        specs: Mapping[str, ChildSpec],
+        environment: Mapping[str, str],
+        gave_up: Callable[[PoolGaveUp], None],
+    ) -> None:
+        self._module = module
+        self._specs = specs
+        self._environment = environment
+        self._gave_up = gave_up
+        self._children: dict[str, Child] = {}
+        self._refs: dict[str, asyncio.Future[Ref]] = {}
+        self._deaths: dict[str, deque[float]] = {name: deque() for name in specs}
+        self._stopping = False
+        self._next = 0
+
+    async def on_start(self) -> None:
+        for name in self._specs:
+            await self._launch(name)
+
+    async def on_stop(self) -> None:
+        self._stopping = True
+        for name, child in self._children.items():
+            self.node.unwatch(name)
+            child.terminate()
+        for child in self._children.values():
+            await child.stop()
+        for future in self._refs.values():
+            future.cancel()
+
+    async def _launch(self, name: str) -> None:
+        self._refs[name] = asyncio.get_running_loop().create_future()
+        spec = self._specs[name]
+        text = msgspec.json.encode(spec).decode()
+        log_path = Path(spec.log_directory) / f"{name}.out"
+        child = await start_child(name, self._module, [text], log_path=log_path, environment=self._environment)
+        self._children[name] = child
+        self.node.background(child.watch(lambda reason: self._on_death(name, reason)))
+
+    @handler
+    async def ready(self, message: MemberReady) -> Welcome:
+        future = self._refs[message.worker]
+        if not future.done():
+            future.set_result(message.ref)
+        name = message.worker
+        self.node.watch(message.ref.node, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(name, why))
+        return Welcome()
+
+    def _on_silence(self, name: str, why: str) -> None:
+        log.error("worker %s: %s; killing it", name, why)
+        self.kill(name)
+
+    def kill(self, name: str) -> None:
+        """End a worker that hangs; a successor is started."""
+        self._children[name].kill()
+
+    def _on_death(self, name: str, reason: str) -> None:
+        if self._stopping:
+            return
+        self.node.unwatch(name)
+        now = asyncio.get_running_loop().time()
+        deaths = self._deaths[name]
+        deaths.append(now)
+        while deaths and now - deaths[0] > WINDOW_S:
+            deaths.popleft()
+        log.error("%s", reason)
+        future = self._refs[name]
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self.node.lose(future.result().node, reason)
+        if len(deaths) > RESTARTS:
+            error = PoolGaveUp(f"worker {name} died {len(deaths)} times in {WINDOW_S:g} s; last: {reason}")
+            self._gave_up(error)
+            return
+        if not future.done():  # it died before it was ready: who waits for it goes on waiting for the successor
+            waiting = future
+            self.node.background(self._relaunch(name, waiting))
+        else:
+            self.node.background(self._launch(name))
+
+    async def _relaunch(self, name: str, waiting: asyncio.Future[Ref]) -> None:
+        await self._launch(name)
+        self._refs[name].add_done_callback(
+            lambda done: waiting.set_result(done.result()) if not (done.cancelled() or waiting.done()) else None
+        )
+
+    def pick(self) -> str:
+        """The next worker's name, round robin."""
+        names = list(self._specs)
+        self._next += 1
+        return names[self._next % len(names)]
+
+    async def worker(self, name: str) -> Ref:
+        """A worker's ref, once it is ready. Raises ``PeerLost`` if that takes too long."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._refs[name]), START_TIMEOUT_S)
+        except TimeoutError:
+            raise PeerLost(f"worker {name} was not ready within {START_TIMEOUT_S:g} s") from None

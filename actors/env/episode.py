@@ -1,0 +1,103 @@
+"""The state of one trajectory while it runs, and the rules that can end it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from actors.env.messages import LearnerVersion, Outcome, RunningTrajectory, Ticket
+from actors.env.recorder import TrajectoryRecorder
+from actors.trajectory import Trajectory
+
+
+class Lost(Exception):
+    """A trajectory that ends without being trained on. ``reason`` is what it is counted under."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Episode:
+    """See the module docstring."""
+
+    def __init__(self, ticket: Ticket, now: float) -> None:
+        temperature = ticket.temperature or 1.0  # greedy evaluation records log-probabilities at temperature 1
+        self.ticket = ticket
+        self.recorder = TrajectoryRecorder(ticket.id, ticket.group, ticket.task, temperature)
+        self.state = "place"
+        self.env_return = 0.0
+        self.success = False
+        self.last_token = -1
+        self.sampled_tokens = 0
+        self.stop_reason: str | None = None
+        self.abort: Callable[[], None] | None = None
+        self._started = now
+
+    def took(self, tokens: np.ndarray) -> None:
+        """Note what an engine sampled."""
+        self.sampled_tokens += len(tokens)
+        self.last_token = int(tokens[-1])
+
+    def stop(self, reason: str) -> None:
+        """End at once if an engine is generating for it, else at its next turn."""
+        self.stop_reason = self.stop_reason or reason
+        if self.abort is not None:
+            self.abort()
+
+    def check(self, learner: LearnerVersion) -> None:
+        """Raise ``Lost`` if it was told to stop, or can no longer be trained on. Step n+1 may train on initiating
+        version n - alpha and newer, where n is the learner's version."""
+        if self.stop_reason is not None:
+            raise Lost(self.stop_reason)
+        initiating = self.recorder.initiating_version
+        if self.ticket.purpose == "train" and initiating is not None and initiating < learner.version - learner.alpha:
+            raise Lost(
+                "stale",
+                f"trajectory {self.ticket.id}, turn {self.recorder.turns}: it began under version {initiating}, and "
+                f"the learner at version {learner.version} trains on {learner.version - learner.alpha} and newer",
+            )
+
+    def finish(self, reward: float = 0.0) -> Trajectory:
+        """What was recorded."""
+        return self.recorder.finish(env_return=self.env_return, reward=reward, success=self.success)
+
+    def outcome(self, state: Literal["stored", "evaluated"], reward: float) -> Outcome:
+        recorder = self.recorder
+        version = recorder.initiating_version
+        return Outcome(
+            ticket=self.ticket.id,
+            state=state,
+            initiating_version=-1 if version is None else version,
+            reward=reward,
+            env_return=self.env_return,
+            success=self.success,
+            turns=recorder.turns,
+            sampled_tokens=self.sampled_tokens,
+            transcript=recorder.transcript,
+        )
+
+    def lost(self, loss: Lost) -> Outcome:
+        version = self.recorder.initiating_version
+        return Outcome(
+            self.ticket.id,
+            "lost",
+            loss.reason,
+            -1 if version is None else version,
+            turns=self.recorder.turns,
+            sampled_tokens=self.sampled_tokens,
+        )
+
+    def describe(self) -> RunningTrajectory:
+        return RunningTrajectory(
+            self.ticket.id,
+            self.ticket.task,
+            self.ticket.purpose,
+            self.recorder.turns,
+            self.recorder.initiating_version,
+            self.state,
+            time.monotonic() - self._started,
+        )

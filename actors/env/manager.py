@@ -1,0 +1,286 @@
+"""EnvManagers: each runs one trajectory on its own timeline, with no barrier to any other.
+
+    place -> reset -> ( prompt -> engine -> tokens -> environment )* -> reward -> store -> Outcome
+
+Invariants:
+
+- every ticket started here ends in exactly one ``Outcome``, whatever fails on the way;
+- at every turn, before anything is asked of an engine, a trajectory that can no longer be trained on stops and says
+  so, and one at the step bound ends;
+- scoring and storing happen after the environment's place is free again, off the rollout's path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from actors.core import Actor, Ref, handler
+from actors.core.pool import WorkerPool
+from actors.env.episode import Episode, Lost
+from actors.env.framing import Framing
+from actors.env.messages import (
+    CloseEnv,
+    DescribeEnv,
+    EnvState,
+    LearnerVersion,
+    Outcome,
+    ResetDone,
+    ResetEnv,
+    Start,
+    StepDone,
+    StepEnv,
+    Stop,
+    Ticket,
+)
+from actors.env.protocol import Observation
+from actors.proxy.engines.protocol import Completion, GenerateRequest
+from actors.proxy.messages import Abort, Accepted, Acknowledged, Add, Finished, RequestFailed, TrajectoryEnded
+from actors.reward.messages import Score, Scored
+from actors.settings import EnvironmentSettings, RolloutSettings
+from actors.trainer.messages import Store, Stored
+from bus.message import BusError, DeadlineExceeded, PeerLost, RemoteError
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+NOTHING = np.empty(0, np.int32)
+COMMAND_TIMEOUT_S = 10.0
+STORE_TIMEOUT_S = 30.0
+
+
+class Peers:
+    """Whom an env host talks to."""
+
+    def __init__(self, *, coordinator: Ref, proxy: Ref, reward: Ref, store: Ref) -> None:
+        self.coordinator = coordinator
+        self.proxy = proxy
+        self.reward = reward
+        self.store = store
+
+
+class EnvHost(Actor):
+    """Runs many EnvManagers; see the module docstring."""
+
+    def __init__(
+        self,
+        environment: EnvironmentSettings,
+        rollout: RolloutSettings,
+        *,
+        concurrent: int,
+        reward_timeout_s: float,
+        framing: Framing,
+        pool: Callable[[], WorkerPool],
+        peers: Peers,
+    ) -> None:
+        self._environment = environment
+        self._rollout = rollout
+        self._reward_timeout_s = reward_timeout_s
+        self._framing = framing
+        self._pool = pool
+        self._peers = peers
+        self._places = asyncio.Semaphore(concurrent)
+        self._episodes: dict[str, Episode] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._learner = LearnerVersion(version=0, alpha=1_000_000)
+        self._counters: Counter[str] = Counter()
+
+    async def on_stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    @handler
+    async def start(self, message: Start) -> None:
+        for ticket in message.tickets:
+            if ticket.id in self._tasks:
+                self._counters["repeated_starts"] += 1
+                continue
+            self._tasks[ticket.id] = asyncio.create_task(self._manage(ticket), name=f"trajectory {ticket.id}")
+
+    @handler(urgent=True)
+    async def stop(self, message: Stop) -> None:
+        for id_ in message.tickets:
+            episode = self._episodes.get(id_)
+            if episode is not None:
+                episode.stop(message.reason)
+
+    @handler(urgent=True)
+    async def learner_version(self, message: LearnerVersion) -> None:
+        self._learner = message
+
+    @handler
+    async def finished(self, message: Finished) -> None:
+        for completion in message.completions:
+            future = self._waiting.pop(completion.request_id, None)
+            if future is None or future.done():
+                self._counters["late_completions"] += 1
+            else:
+                future.set_result(completion)
+
+    @handler
+    async def request_failed(self, message: RequestFailed) -> None:
+        future = self._waiting.pop(message.request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(Lost("engine_failed", message.reason))
+
+    @handler(urgent=True)
+    async def describe(self, message: DescribeEnv) -> EnvState:
+        return EnvState([episode.describe() for episode in self._episodes.values()], dict(self._counters))
+
+    # ---- one trajectory ------------------------------------------------------------------------------------------
+
+    async def _manage(self, ticket: Ticket) -> None:
+        """Run one ticket to its outcome."""
+        episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
+        try:
+            try:
+                async with self._places:
+                    await self._play(episode)
+                outcome = await self._settle(episode)
+            except Lost as loss:
+                outcome = episode.lost(loss)
+            except BusError as error:
+                outcome = episode.lost(Lost("infrastructure", str(error)))
+            except Exception as error:  # a fault of ours must cost one trajectory, and say so
+                log.exception("trajectory %s failed", ticket.id, extra={"trajectory": ticket.id})
+                outcome = episode.lost(Lost("internal_error", repr(error)))
+            self._counters[f"lost_{outcome.reason}" if outcome.state == "lost" else outcome.state] += 1
+            self.node.tell(self._peers.coordinator, outcome)
+        finally:
+            del self._episodes[ticket.id]
+            self._tasks.pop(ticket.id, None)
+
+    async def _play(self, episode: Episode) -> None:
+        """From reset to the last step."""
+        episode.check(self._learner)
+        pool = self._pool()
+        worker_name = pool.pick()
+        worker = await pool.worker(worker_name)
+        try:
+            episode.state = "reset"
+            reset = await self._in_worker(
+                worker, worker_name, ResetEnv(episode.ticket.id, episode.ticket.task), ResetDone, episode
+            )
+            opening = self._framing.opening(reset.system_prompt, reset.observation.text)
+            episode.recorder.start(opening, reset.observation.text)
+            observation = reset.observation
+            while True:
+                action = await self._act(episode, observation)
+                episode.state = "environment"
+                done = await self._in_worker(worker, worker_name, StepEnv(episode.ticket.id, action), StepDone, episode)
+                episode.env_return, episode.success = done.env_return, done.success
+                observation = done.step.observation
+                over = done.step.terminated or done.step.truncated
+                if over or episode.recorder.turns >= self._environment.max_turns:
+                    episode.recorder.observed(NOTHING, observation.text)
+                    return
+                following = self._framing.following(observation.text, episode.last_token)
+                episode.recorder.observed(following, observation.text)
+        finally:
+            self.node.tell(worker, CloseEnv(episode.ticket.id))
+            self.node.tell(self._peers.proxy, TrajectoryEnded(episode.ticket.id))
+
+    async def _act(self, episode: Episode, observation: Observation) -> str:
+        """One turn: what the policy answers to an observation."""
+        episode.check(self._learner)
+        episode.state = "engine"
+        allowed = self._framing.allowed(observation.actions) if observation.actions else None
+        completion = await self._generate(episode, allowed)
+        if completion.finish_reason == "aborted":
+            raise Lost(episode.stop_reason or "aborted", "aborted while it generated")
+        text = self._framing.action(completion.tokens)
+        episode.recorder.sampled(completion.tokens, completion.logprobs, completion.versions, allowed, text)
+        episode.took(completion.tokens)
+        return text
+
+    async def _generate(self, episode: Episode, allowed: tuple[int, ...] | None) -> Completion:
+        ticket, recorder = episode.ticket, episode.recorder
+        request = GenerateRequest(
+            request_id=f"{ticket.id}/{recorder.turns}",
+            trajectory=ticket.id,
+            prompt=recorder.prompt(),
+            max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,
+            temperature=ticket.temperature,
+            allowed_token_ids=allowed,
+            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.end_ids),
+            seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
+        )
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = future
+        timeout_s = self._rollout.turn_timeout_s
+        episode.abort = lambda: self._abort(request.request_id)
+        try:
+            add = Add(request, self.ref, self._environment.name)
+            await self.node.ask(
+                self._peers.proxy,
+                add,
+                Accepted,
+                timeout_s=COMMAND_TIMEOUT_S,
+                retries=3,
+                about=f"trajectory {ticket.id}",
+            )
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            self._abort(request.request_id)
+            raise Lost(
+                "generation_timeout",
+                f"trajectory {ticket.id} waited for an engine, turn {recorder.turns}: no answer within {timeout_s:g} s",
+            ) from None
+        finally:
+            episode.abort = None
+            self._waiting.pop(request.request_id, None)
+
+    def _abort(self, request_id: str) -> None:
+        self.node.background(
+            self.node.ask(self._peers.proxy, Abort(request_id), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
+        )
+
+    async def _in_worker(
+        self, worker: Ref, name: str, message: ResetEnv | StepEnv, reply: type[R], episode: Episode
+    ) -> R:
+        """Ask the environment; what goes wrong there costs this trajectory, under a reason."""
+        about = f"trajectory {episode.ticket.id}, turn {episode.recorder.turns}"
+        try:
+            return await self.node.ask(worker, message, reply, timeout_s=self._environment.step_timeout_s, about=about)
+        except RemoteError as error:
+            raise Lost("env_failed", error.remote_message) from None
+        except DeadlineExceeded as error:
+            self._pool().kill(name)  # its environment hangs, and everything behind it
+            raise Lost("env_timeout", str(error)) from None
+        except PeerLost as error:
+            raise Lost("env_worker_died", str(error)) from None
+
+    # ---- after the last step -------------------------------------------------------------------------------------
+
+    async def _settle(self, episode: Episode) -> Outcome:
+        """Score the trajectory and hand its bytes to the trainer's store."""
+        if episode.ticket.purpose == "evaluate":
+            return episode.outcome("evaluated", episode.env_return)
+        trajectory = episode.finish()
+        episode.state = "reward"
+        about = f"trajectory {episode.ticket.id}"
+        try:
+            scored = await self.node.ask(
+                self._peers.reward, Score(trajectory), Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
+            )
+        except RemoteError as error:
+            raise Lost("reward_failed", error.remote_message) from None
+        except DeadlineExceeded as error:
+            raise Lost("reward_timeout", str(error)) from None
+        episode.state = "store"
+        episode.check(self._learner)
+        store = Store(episode.finish(scored.reward))
+        await self.node.ask(self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=about)
+        return episode.outcome("stored", scored.reward)

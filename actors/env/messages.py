@@ -1,0 +1,124 @@
+"""What env hosts and environment workers are told, and what they answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from actors.env.protocol import Observation, Step
+from actors.trajectory import Trajectory
+
+Purpose = Literal["train", "evaluate"]
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """Leave to run one trajectory: issued by the coordinator, accounted for until it is trained or counted lost."""
+
+    id: str
+    group: int
+    task: int
+    purpose: Purpose
+    temperature: float  # 0 is greedy
+    seed: int  # of this trajectory's sampling
+
+
+# ---- to an env host -------------------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Run these, each on its own timeline."""
+
+    tickets: list[Ticket]
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """End these where they are; their outcome says ``reason``."""
+
+    tickets: list[str]
+    reason: str
+
+
+class LearnerVersion(msgspec.Struct, frozen=True):
+    """The learner has done this many steps: trajectories that can no longer be trained on stop at their next turn."""
+
+    version: int
+    alpha: int
+
+
+class DescribeEnv(msgspec.Struct, frozen=True):
+    """Ask for ``EnvState``."""
+
+
+class RunningTrajectory(msgspec.Struct, frozen=True):
+    """One trajectory in progress."""
+
+    ticket: str
+    task: int
+    purpose: Purpose
+    turns: int
+    initiating_version: int | None
+    state: str  # what it waits for: "place", "reset", "engine", "environment", "reward", "store"
+    seconds: float
+
+
+class EnvState(msgspec.Struct, frozen=True):
+    running: list[RunningTrajectory]
+    counters: dict[str, int]
+
+
+# ---- from an env host to the coordinator ----------------------------------------------------------------------------
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a ticket ended. ``stored``: its trajectory is durably in the trainer's store. ``evaluated``: nothing is
+    kept. ``lost``: with a reason."""
+
+    ticket: str
+    state: Literal["stored", "evaluated", "lost"]
+    reason: str = ""
+    initiating_version: int = -1
+    reward: float = 0.0
+    env_return: float = 0.0
+    success: bool = False
+    turns: int = 0
+    sampled_tokens: int = 0
+    transcript: list[tuple[str, str]] = []
+
+
+# ---- to an environment worker ---------------------------------------------------------------------------------------
+
+
+class ResetEnv(msgspec.Struct, frozen=True):
+    instance: str
+    task: int
+
+
+class ResetDone(msgspec.Struct, frozen=True):
+    observation: Observation
+    system_prompt: str
+
+
+class StepEnv(msgspec.Struct, frozen=True):
+    instance: str
+    action: str
+
+
+class StepDone(msgspec.Struct, frozen=True):
+    step: Step
+    success: bool  # so far, by the environment's own word or by its return
+    env_return: float
+
+
+class CloseEnv(msgspec.Struct, frozen=True):
+    instance: str
+
+
+class ScoreWith(msgspec.Struct, frozen=True):
+    """Apply the job's reward function to a trajectory."""
+
+    trajectory: Trajectory
+
+
+class ScoreDone(msgspec.Struct, frozen=True):
+    reward: float

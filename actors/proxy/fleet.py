@@ -1,0 +1,87 @@
+"""The engine processes of one proxy: started, watched, restarted once each on their device, then removed.
+
+An engine is dead when its process ended or when it gave no sign of life for ``SILENCE_S`` (a stopped or hung process
+is killed first, so that two of one name never run).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from actors.core import Node
+from actors.core.hosting import ChildSpec
+from actors.core.process import Child, start_child
+from bus.message import NodeAddress
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 20.0
+RESTARTS = 1
+
+Died = Callable[[str, str, bool], None]
+"""Called with the engine, the reason and whether it is being restarted."""
+
+
+class EngineFleet:
+    """See the module docstring."""
+
+    def __init__(self, node: Node, specs: Mapping[str, ChildSpec], environment: Mapping[str, str], died: Died) -> None:
+        self._node = node
+        self._specs = specs
+        self._environment = environment
+        self._died = died
+        self._children: dict[str, Child] = {}
+        self._restarts = dict.fromkeys(specs, 0)
+        self._stopping = False
+
+    async def start(self) -> None:
+        for name in self._specs:
+            await self._launch(name)
+
+    async def _launch(self, name: str) -> None:
+        spec = self._specs[name]
+        log_path = Path(spec.log_directory) / f"{name}.out"
+        text = msgspec.json.encode(spec).decode()
+        child = await start_child(
+            name, "actors.proxy.engines.process", [text], log_path=log_path, environment=self._environment
+        )
+        self._children[name] = child
+        self._node.background(child.watch(lambda reason: self._on_death(name, reason)))
+
+    def ready(self, name: str, address: NodeAddress) -> None:
+        """The engine has reported in: watch for its heartbeats from now on."""
+        self._node.watch(address, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(name, why))
+
+    def _on_silence(self, name: str, why: str) -> None:
+        log.error("engine %s: %s; killing it", name, why)
+        self._children[name].kill()  # its death is then reported as any other
+
+    def _on_death(self, name: str, reason: str) -> None:
+        if self._stopping:
+            return
+        self._node.unwatch(name)
+        restarting = self._restarts[name] < RESTARTS
+        self._restarts[name] += 1
+        log.error("engine %s died (%s); %s", name, reason, "restarting it" if restarting else "removed")
+        self._died(name, reason, restarting)
+        if restarting:
+            self._node.background(self._launch(name))
+
+    async def retire(self, name: str) -> None:
+        """Stop one engine for good; nobody is told."""
+        self._restarts[name] = RESTARTS
+        self._node.unwatch(name)
+        await self._children[name].stop()
+
+    async def stop(self) -> None:
+        """Stop all engines."""
+        self._stopping = True
+        for name, child in self._children.items():
+            self._node.unwatch(name)
+            child.terminate()
+        for child in self._children.values():
+            await child.stop()

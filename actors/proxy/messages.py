@@ -1,0 +1,198 @@
+"""What the proxy and its engine hosts are told, and what they answer.
+
+A command gets two answers on one stream: ``Accepted`` at once, and ``Done`` when it has taken effect.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from actors.core.ref import Ref
+from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
+from actors.weightsync.manifest import Manifest, Receipt
+
+# ---- to the proxy ---------------------------------------------------------------------------------------------------
+
+
+class Add(msgspec.Struct, frozen=True):
+    """Generate one turn. The engine's host answers straight to ``reply_to`` with ``Finished``."""
+
+    request: GenerateRequest
+    reply_to: Ref
+    domain: str = "default"  # the environment's name: key of the declared affinity
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """End a request; its tokens so far arrive at ``reply_to`` as usual."""
+
+    request_id: str
+
+
+class TrajectoryEnded(msgspec.Struct, frozen=True):
+    """Nothing more will be asked for this trajectory: its KV cache may go."""
+
+    trajectory: str
+
+
+class Suspend(msgspec.Struct, frozen=True):
+    """Start no more steps on an engine (None: on all); requests keep their tokens and new ones queue."""
+
+    engine: str | None = None
+
+
+class Update(msgspec.Struct, frozen=True):
+    """Swap a suspended engine to the version that is staged there; ``Done`` carries the receipt."""
+
+    engine: str
+    version: int
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Serve again, from now on ``version``; KV caches are rebuilt under it."""
+
+    engine: str | None = None
+    version: int | None = None
+
+
+class Remove(msgspec.Struct, frozen=True):
+    """Take an engine out of routing for good; its requests move to others."""
+
+    engine: str
+    reason: str
+
+
+class EngineReady(msgspec.Struct, frozen=True):
+    """An engine's host is up, without trustworthy weights yet."""
+
+    engine: str
+    host: Ref
+    limits: EngineLimits
+    start_seconds: float
+
+
+class Served(msgspec.Struct, frozen=True):
+    """These requests were answered; what the engine did since its last report."""
+
+    engine: str
+    request_ids: list[str]
+    tokens: int
+
+
+class DescribeProxy(msgspec.Struct, frozen=True):
+    """Ask for ``ProxyState``."""
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+class Accepted(msgspec.Struct, frozen=True, tag=True):
+    """The command is taken; ``engine`` is where an ADD went ("" while none serves)."""
+
+    engine: str = ""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The command has taken effect."""
+
+    version: int | None = None
+    receipt: Receipt | None = None
+
+
+Progress = Accepted | Done
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """Nothing to say but that it was taken."""
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """One engine as the proxy sees it."""
+
+    name: str
+    state: str
+    hardware_class: str
+    version: int | None
+    in_flight: int
+    restarts: int
+
+
+class ProxyState(msgspec.Struct, frozen=True):
+    """Everything that a person or a metric wants to know of the proxy."""
+
+    engines: list[EngineState]
+    queued: int
+    tokens: int
+    counters: dict[str, int]
+
+
+# ---- to whoever asked for a generation ------------------------------------------------------------------------------
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """Completions of one engine step, packed."""
+
+    engine: str
+    completions: list[Completion]
+
+
+class RequestFailed(msgspec.Struct, frozen=True):
+    """A request that no engine will answer, and why."""
+
+    request_id: str
+    reason: str
+
+
+# ---- to an engine's host --------------------------------------------------------------------------------------------
+
+
+class HostAdd(msgspec.Struct, frozen=True):
+    """Requests of one scheduling tick, with where to answer each."""
+
+    requests: list[GenerateRequest]
+    reply_to: list[Ref]
+
+
+class HostAbort(msgspec.Struct, frozen=True):
+    request_id: str
+
+
+class HostForget(msgspec.Struct, frozen=True):
+    trajectories: list[str]
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Fetch a version from its publisher into memory while the engine goes on generating."""
+
+    manifest: Manifest
+    source: Ref
+
+
+class Staged(msgspec.Struct, frozen=True):
+    version: int
+    bytes: int
+    seconds: float
+
+
+class HostSuspend(msgspec.Struct, frozen=True):
+    """Answered once no step is running."""
+
+
+class HostUpdate(msgspec.Struct, frozen=True):
+    """Load the staged version into the suspended engine; answered with its ``Receipt``."""
+
+    version: int
+
+
+class HostResume(msgspec.Struct, frozen=True):
+    pass
+
+
+class HostScore(msgspec.Struct, frozen=True):
+    """Log-probabilities of a sequence under the weights in use."""
+
+    tokens: np.ndarray  # int32 [T]
+
+
+class Scored(msgspec.Struct, frozen=True):
+    logprobs: np.ndarray  # float32 [T-1]

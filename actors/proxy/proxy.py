@@ -1,0 +1,280 @@
+"""LLMProxy: one gateway to all engines; commands are taken in no time, whatever the engines do.
+
+Invariants:
+
+- every accepted ADD is answered at its ``reply_to`` exactly once: by an engine's host with ``Finished``, or from here
+  with ``RequestFailed`` and a reason. A request whose engine died is given to another one, at most ``MAX_MOVES`` times;
+- only engines with an accepted receipt serve. A request that arrives while none does waits here for one.
+
+An engine's life, as the proxy sees it:
+
+    cold --(receipt accepted, Resume)--> serving --(Suspend)--> suspended --(Update)--> cold ... --(death)--> dead
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, TypeVar
+
+import msgspec
+
+from actors.core import Actor, Ref, handler
+from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.messages import (
+    Abort,
+    Accepted,
+    Acknowledged,
+    Add,
+    DescribeProxy,
+    Done,
+    EngineReady,
+    EngineState,
+    HostAbort,
+    HostAdd,
+    HostForget,
+    HostResume,
+    HostSuspend,
+    HostUpdate,
+    Progress,
+    ProxyState,
+    Remove,
+    RequestFailed,
+    Resume,
+    Served,
+    Suspend,
+    TrajectoryEnded,
+    Update,
+)
+from actors.proxy.routing import choose, preferred_class
+from actors.weightsync.manifest import Receipt
+from actors.weightsync.messages import EngineJoined, EngineLeft
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_MOVES = 3
+SUSPEND_TIMEOUT_S = 120.0
+UPDATE_TIMEOUT_S = 300.0
+
+State = Literal["starting", "cold", "serving", "suspended", "dead", "removed"]
+
+
+class EngineEntry:
+    """One engine of the pool."""
+
+    def __init__(self, name: str, hardware_class: str) -> None:
+        self.name = name
+        self.hardware_class = hardware_class
+        self.state: State = "starting"
+        self.host: Ref | None = None
+        self.limits = EngineLimits(max_sequences=1, max_model_len=1)
+        self.version: int | None = None
+        self.restarts = 0
+        self.in_flight: dict[str, Add] = {}
+        self.outbox: list[Add] = []
+
+    @property
+    def load(self) -> float:
+        return len(self.in_flight) / self.limits.max_sequences
+
+
+class LLMProxy(Actor):
+    """See the module docstring. ``classes`` names the engines and their hardware classes, from the affinity map."""
+
+    def __init__(self, classes: dict[str, str], affinity: dict[str, str], weightsync: Callable[[], Ref | None]) -> None:
+        self._engines = {name: EngineEntry(name, class_) for name, class_ in classes.items()}
+        self._affinity = affinity
+        self._weightsync = weightsync
+        self._queued: dict[str, Add] = {}
+        self._where: dict[str, str] = {}  # request id -> engine
+        self._holder: dict[str, str] = {}  # trajectory -> engine that has its prefix
+        self._moves: Counter[str] = Counter()
+        self._flushing = False
+        self._tokens = 0
+        self._counters: Counter[str] = Counter()
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    @handler
+    async def add(self, message: Add) -> Accepted:
+        """Route a request. A repeated id is accepted again without effect."""
+        id_ = message.request.request_id
+        if id_ in self._where or id_ in self._queued:
+            self._counters["repeated_adds"] += 1
+            return Accepted(self._where.get(id_, ""))
+        return Accepted(self._route(message))
+
+    def _route(self, message: Add) -> str:
+        request = message.request
+        serving = [engine for engine in self._engines.values() if engine.state == "serving"]
+        if not serving:  # suspended engines take requests into their queue rather than leave them homeless
+            serving = [engine for engine in self._engines.values() if engine.state == "suspended"]
+        preferred = preferred_class(self._affinity, message.domain)
+        choice = choose(serving, preferred=preferred, holder=self._holder.get(request.trajectory))
+        if choice is None:
+            self._queued[request.request_id] = message
+            return ""
+        self._counters["affinity_fallbacks"] += choice.fell_back
+        engine = self._engines[choice.engine]
+        engine.in_flight[request.request_id] = message
+        engine.outbox.append(message)
+        self._where[request.request_id] = engine.name
+        self._holder[request.trajectory] = engine.name
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return engine.name
+
+    def _flush(self) -> None:
+        """Send what was routed in this turn of the loop: one message per engine."""
+        self._flushing = False
+        for engine in self._engines.values():
+            if engine.outbox and engine.host is not None:
+                batch, engine.outbox = engine.outbox, []
+                self.node.tell(engine.host, HostAdd([add.request for add in batch], [add.reply_to for add in batch]))
+
+    def _route_queued(self) -> None:
+        waiting, self._queued = self._queued, {}
+        for message in waiting.values():
+            self._route(message)
+
+    @handler(urgent=True)
+    async def abort(self, message: Abort) -> Acknowledged:
+        """End a request wherever it is; unknown and finished ones are ignored."""
+        queued = self._queued.pop(message.request_id, None)
+        if queued is not None:
+            self.node.tell(queued.reply_to, RequestFailed(message.request_id, "aborted"))
+        engine = self._engines.get(self._where.get(message.request_id, ""))
+        if engine is not None and engine.host is not None:
+            self._flush()  # the ADD must not arrive after its ABORT
+            self.node.tell(engine.host, HostAbort(message.request_id))
+        return Acknowledged()
+
+    @handler
+    async def trajectory_ended(self, message: TrajectoryEnded) -> None:
+        holder = self._engines.get(self._holder.pop(message.trajectory, ""))
+        if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
+            self.node.tell(holder.host, HostForget([message.trajectory]))
+
+    @handler
+    async def served(self, message: Served) -> None:
+        self._tokens += message.tokens
+        engine = self._engines.get(message.engine)
+        for id_ in message.request_ids:
+            self._where.pop(id_, None)
+            self._moves.pop(id_, None)
+            if engine is not None:
+                engine.in_flight.pop(id_, None)
+
+    # ---- commands ------------------------------------------------------------------------------------------------
+
+    @handler(urgent=True)
+    async def suspend(self, message: Suspend) -> AsyncIterator[Progress]:
+        yield Accepted(message.engine or "")
+        await asyncio.gather(*(self._suspend(engine) for engine in self._meant(message.engine)))
+        yield Done()
+
+    async def _suspend(self, engine: EngineEntry) -> None:
+        if engine.state == "serving":
+            engine.state = "suspended"
+        await self._host(engine, HostSuspend(), Acknowledged, SUSPEND_TIMEOUT_S)
+
+    @handler(urgent=True)
+    async def update(self, message: Update) -> AsyncIterator[Progress]:
+        yield Accepted(message.engine)
+        engine = self._known(message.engine)
+        receipt = await self._host(engine, HostUpdate(message.version), Receipt, UPDATE_TIMEOUT_S)
+        yield Done(message.version, receipt)
+
+    @handler(urgent=True)
+    async def resume(self, message: Resume) -> AsyncIterator[Progress]:
+        yield Accepted(message.engine or "")
+        for engine in self._meant(message.engine):
+            await self._host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
+            engine.state = "serving"
+            if message.version is not None:
+                engine.version = message.version
+        self._route_queued()
+        yield Done(message.version)
+
+    async def _host(self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float) -> T:
+        if engine.host is None:
+            raise ValueError(f"engine {engine.name} is {engine.state}: it cannot take {type(message).__name__}")
+        return await self.node.ask(engine.host, message, reply, timeout_s=timeout_s, about=f"engine {engine.name}")
+
+    def _known(self, name: str) -> EngineEntry:
+        if name not in self._engines:
+            raise ValueError(f"no engine {name!r}; there are {', '.join(self._engines)}")
+        return self._engines[name]
+
+    def _meant(self, name: str | None) -> list[EngineEntry]:
+        if name is not None:
+            return [self._known(name)]
+        return [engine for engine in self._engines.values() if engine.state in ("serving", "suspended")]
+
+    # ---- engines come and go -------------------------------------------------------------------------------------
+
+    @handler(urgent=True)
+    async def engine_ready(self, message: EngineReady) -> Acknowledged:
+        engine = self._known(message.engine)
+        engine.host, engine.limits, engine.state, engine.version = message.host, message.limits, "cold", None
+        log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
+        weightsync = self._weightsync()
+        if weightsync is not None:
+            self.node.tell(weightsync, EngineJoined(engine.name, message.host))
+        return Acknowledged()
+
+    def engine_died(self, name: str, reason: str, *, restarting: bool) -> None:
+        """Called by the fleet: give the engine's requests to others, or keep them until one serves."""
+        engine = self._engines[name]
+        engine.state = "dead" if restarting else "removed"
+        engine.restarts += restarting
+        if engine.host is not None:
+            self.node.lose(engine.host.node, reason)
+        engine.host, engine.version = None, None
+        engine.outbox.clear()
+        self._counters["engine_deaths"] += 1
+        weightsync = self._weightsync()
+        if weightsync is not None:
+            self.node.tell(weightsync, EngineLeft(name, reason))
+        self._move_requests(engine, reason)
+
+    def _move_requests(self, engine: EngineEntry, reason: str) -> None:
+        moving, engine.in_flight = engine.in_flight, {}
+        none_left = all(entry.state == "removed" for entry in self._engines.values())
+        for id_, add in moving.items():
+            self._where.pop(id_, None)
+            self._holder.pop(add.request.trajectory, None)
+            self._moves[id_] += 1
+            if none_left or self._moves[id_] > MAX_MOVES:
+                self._fail(add, f"engine {engine.name}: {reason}")
+            else:
+                self._counters["requests_moved"] += 1
+                self._route(add)
+        if none_left:
+            for add in list(self._queued.values()):
+                self._fail(add, f"no engine is left; the last, {engine.name}: {reason}")
+            self._queued.clear()
+
+    def _fail(self, add: Add, reason: str) -> None:
+        self._counters["requests_failed"] += 1
+        self._moves.pop(add.request.request_id, None)
+        self.node.tell(add.reply_to, RequestFailed(add.request.request_id, reason))
+
+    @handler(urgent=True)
+    async def remove(self, message: Remove) -> Acknowledged:
+        log.error("engine %s is taken out of routing: %s", message.engine, message.reason)
+        self.engine_died(message.engine, message.reason, restarting=False)
+        return Acknowledged()
+
+    @handler(urgent=True)
+    async def describe(self, message: DescribeProxy) -> ProxyState:
+        engines = [
+            EngineState(e.name, e.state, e.hardware_class, e.version, len(e.in_flight), e.restarts)
+            for e in self._engines.values()
+        ]
+        return ProxyState(engines, len(self._queued), self._tokens, dict(self._counters))

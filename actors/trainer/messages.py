@@ -1,0 +1,97 @@
+"""What the trainer actor and its ranks are told, and what they answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.core.ref import Ref
+from actors.trainer.backends.protocol import TrainBatch
+from actors.trajectory import Trajectory
+from actors.weightsync.manifest import Manifest
+
+# ---- to the trainer actor -------------------------------------------------------------------------------------------
+
+
+class Store(msgspec.Struct, frozen=True):
+    """Keep a scored trajectory until it is trained on or discarded."""
+
+    trajectory: Trajectory
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """It is on disk: the death of any process loses it no more."""
+
+
+class Discard(msgspec.Struct, frozen=True):
+    """These will not be trained on."""
+
+    tickets: list[str]
+
+
+class Train(msgspec.Struct, frozen=True):
+    """One optimiser step on whole groups: from ``version`` to ``version + 1``."""
+
+    version: int
+    groups: list[list[str]]  # tickets
+
+
+class Weights(msgspec.Struct, frozen=True):
+    """A version that can be fetched."""
+
+    manifest: Manifest
+    source: Ref
+
+
+class Trained(msgspec.Struct, frozen=True):
+    weights: Weights
+    statistics: dict[str, float]
+
+
+class GetWeights(msgspec.Struct, frozen=True):
+    """Answered once all ranks are up: the version they start from."""
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True):
+    """Write the ranks' state and the stored trajectories below an existing directory."""
+
+    directory: str
+
+
+class Saved(msgspec.Struct, frozen=True):
+    seconds: float
+
+
+class RankReady(msgspec.Struct, frozen=True):
+    """From a rank: it holds the policy. Rank 0 adds the weights that it starts from."""
+
+    rank: int
+    ref: Ref
+    weights: Weights | None
+
+
+class Welcomed(msgspec.Struct, frozen=True):
+    """The trainer actor knows the rank now."""
+
+
+# ---- to a rank ------------------------------------------------------------------------------------------------------
+
+
+class RunStep(msgspec.Struct, frozen=True):
+    """Forward, backward, optimiser step; then publish what came out as ``version``."""
+
+    version: int
+    batch: TrainBatch
+    learning_rate: float
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    statistics: dict[str, float]
+    weights: Weights | None  # from rank 0
+
+
+class SaveRank(msgspec.Struct, frozen=True):
+    directory: str
+
+
+class RankSaved(msgspec.Struct, frozen=True):
+    seconds: float
