@@ -65,8 +65,33 @@ class VersionMismatch(StoreError):
     """The entry was written by somebody else since it was read."""
 
 
+class HasChildren(StoreError):
+    """The entry cannot be deleted while others lie below it."""
+
+
+class Refused(StoreError):
+    """The store cannot do this as asked (a malformed path, a value over the limit, a child of an ephemeral entry, paths
+    on several shards, a store that was closed); nothing was changed."""
+
+
+class SessionLost(StoreError):
+    """The server gave this client up: its ephemeral entries are gone. Every later call raises this too; whoever owns
+    the entries opens the store again and registers anew."""
+
+
 class StoreTimeout(StoreError):
     """The store did not answer within the deadline; the operation may or may not have taken effect."""
+
+
+class Watch(Protocol):
+    """An ``AsyncIterator[Change]``; whoever stops reading closes it (``contextlib.aclosing``)."""
+
+    def __aiter__(self) -> AsyncIterator[Change]: ...
+
+    async def __anext__(self) -> Change: ...
+
+    async def aclose(self) -> None:
+        """No more changes; whoever waits for one gets the end. Idempotent."""
 
 
 class MetadataStore(Protocol):
@@ -77,14 +102,14 @@ class MetadataStore(Protocol):
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
         """Make an entry and return its path (with a ten-digit rising number appended where ``sequential``). An
-        ephemeral entry goes when this client's session ends. Raises ``EntryExists``."""
+        ephemeral entry goes when this client's session ends, and has no children. Raises ``EntryExists``."""
 
     async def write(self, path: str, value: bytes, *, expected: int | None = None) -> int:
         """Replace the value, if the entry's version is ``expected`` where given; returns the new version. Raises
         ``NoEntry``, ``VersionMismatch``."""
 
     async def delete(self, path: str, *, expected: int | None = None) -> None:
-        """Remove an entry without children. Raises ``NoEntry``, ``VersionMismatch``."""
+        """Remove an entry without children. Raises ``NoEntry``, ``VersionMismatch``, ``HasChildren``."""
 
     async def children(self, path: str) -> list[str]:
         """Names directly below ``path``, sorted; empty where there is nothing."""
@@ -92,8 +117,14 @@ class MetadataStore(Protocol):
     async def multi(self, operations: Sequence[Operation]) -> None:
         """All or none. On a sharded store all paths must lie on one shard (share a placement prefix)."""
 
-    def watch(self, prefix: str) -> AsyncIterator[Change]:
-        """Changes of the entries directly below ``prefix``, from now on, until the iterator is closed."""
+    def watch(self, prefix: str) -> Watch:
+        """Changes of the entries directly below ``prefix``, from now on, until the iterator or the store is closed.
+
+        What this client does or reads after the call comes after the start of the watch, so "watch, then read, then
+        follow the changes" misses nothing. Writes in quick succession may be reported as one, an entry that came and
+        went between two looks not at all: a change says what to read again. Raises ``SessionLost`` from the
+        iterator. Must be called on a running event loop.
+        """
 
     async def close(self) -> None:
         """End the session: its ephemeral entries go. Idempotent."""
