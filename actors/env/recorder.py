@@ -80,6 +80,7 @@ class TrajectoryRecorder:
         self.task = task
         self.temperature = temperature
         self.turns = 0
+        self.sampled_tokens = 0
         self.initiating_version: int | None = None  # None until the first token was sampled
         self.transcript: list[tuple[str, str]] = []
         self._capacity = capacity
@@ -136,6 +137,7 @@ class TrajectoryRecorder:
         if self.initiating_version is None:
             self.initiating_version = int(versions[0])
         self.turns += 1
+        self.sampled_tokens += count
         self.transcript.append(("action", text))
 
     def observed(self, tokens: NDArray[np.integer], text: str) -> None:

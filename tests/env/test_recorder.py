@@ -25,6 +25,7 @@ def two_turns() -> TrajectoryRecorder:
 
 def test_a_trajectory_holds_the_tokens_in_the_order_in_which_they_came() -> None:
     recorder = two_turns()
+    assert (recorder.turns, recorder.sampled_tokens, recorder.initiating_version) == (2, 3, 3)
     recorder.observed(ids(), "3,3>")
     trajectory = recorder.finish(env_return=1.0, reward=2.0, success=True)
     (segment,) = trajectory.segments
