@@ -18,11 +18,12 @@ def make_engine(
     max_sequences: int,
     max_model_len: int,
     seed: int = 0,
+    dtype: str | None = None,
     kv_cache_bytes: int | None = None,
 ) -> Engine:
     """An engine with the policy of ``policy_dir/config.json`` and no usable weights: it serves nothing before
     ``load_weights``. ``seed`` draws for requests without one; ``kv_cache_bytes`` bounds the KV cache (default: room
-    for twice ``max_sequences``). The engine sets process-wide state, so give each a process of its own.
+    for twice ``max_sequences``); ``dtype`` is config.json's unless given ("float32", "bfloat16"). The engine sets process-wide state, so give each a process of its own.
     """
     if kind == "torch":
         from actors.proxy.engines.torch_engine import TorchEngine  # noqa: PLC0415
@@ -32,6 +33,7 @@ def make_engine(
             max_sequences=max_sequences,
             max_model_len=max_model_len,
             seed=seed,
+            dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
         )
     if kind == "vllm":
@@ -42,6 +44,7 @@ def make_engine(
             max_sequences=max_sequences,
             max_model_len=max_model_len,
             seed=seed,
+            dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
         )
     raise ValueError(f"rollout.engine: expected torch or vllm, found {kind!r}")

@@ -23,7 +23,7 @@ from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusa
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
 from actors.proxy.engines.torch_sampling import RowSampling, Sampler
 from actors.proxy.engines.torch_slots import SlotTable
-from actors.proxy.engines.torch_weights import tensor_digest
+from actors.proxy.engines.torch_weights import policy_dtype, tensor_digest
 from actors.proxy.engines.validation import check, check_tokens
 
 STEP_TOKENS = 2048
@@ -68,15 +68,16 @@ class TorchEngine:
         max_sequences: int,
         max_model_len: int,
         seed: int = 0,
+        dtype: str | None = None,
         kv_cache_bytes: int | None = None,
         device: str | None = None,
     ) -> None:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION)
+        precision = getattr(torch, dtype or policy_dtype(policy_dir))
+        model = AutoModelForCausalLM.from_config(config, dtype=precision, attn_implementation=IMPLEMENTATION)
         self._model = model.to(self._device).eval().requires_grad_(False)
-        dtype = self._model.dtype
-        slot_bytes = max_model_len * kv_bytes_per_token(config, dtype)
+        slot_bytes = max_model_len * kv_bytes_per_token(config, precision)
         slots = 2 * max_sequences
         if kv_cache_bytes is not None:
             slots = min(slots, kv_cache_bytes // slot_bytes - 1)  # one more is the scratch slot of ``score``
@@ -87,7 +88,7 @@ class TorchEngine:
                 )
         self.limits = EngineLimits(max_sequences=min(max_sequences, slots), max_model_len=max_model_len)
         self._vocabulary = int(config.vocab_size)
-        self._store = KvStore(config, slots + 1, max_model_len, dtype, self._device)
+        self._store = KvStore(config, slots + 1, max_model_len, precision, self._device)
         self._scratch = slots
         self._slots = SlotTable(slots, max_model_len)
         self._sampler = Sampler(self._device)

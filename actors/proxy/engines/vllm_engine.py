@@ -11,6 +11,7 @@ for every token, which costs more than the forward pass of a small policy.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,13 @@ import torch
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import derive
-from actors.proxy.engines.torch_weights import tensor_digest
+from actors.proxy.engines.torch_weights import policy_dtype, tensor_digest
 from actors.proxy.engines.validation import check, check_tokens
 from actors.proxy.engines.vllm_environment import prepare
 
 GPU = prepare()
+# Reloading warns, at every version, about layers that have nothing to load (rotary positions, a tied head).
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 from vllm import SamplingParams  # noqa: E402  (reads the environment)
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
@@ -35,6 +38,9 @@ from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
 CPU_BLOCK = 32
 """Tokens of a KV block without a GPU; vLLM's CPU attention wants a multiple of 32."""
+
+STEP_TOKENS = 2048
+"""New tokens of one step without a GPU, where a prompt is not longer."""
 
 REASONS: dict[VllmReason, FinishReason] = {VllmReason.STOP: "stop", VllmReason.LENGTH: "length"}
 
@@ -74,6 +80,7 @@ class VllmEngine:
         max_sequences: int,
         max_model_len: int,
         seed: int = 0,
+        dtype: str | None = None,
         kv_cache_bytes: int | None = None,
     ) -> None:
         self.limits = EngineLimits(max_sequences=max_sequences, max_model_len=max_model_len)
@@ -81,6 +88,7 @@ class VllmEngine:
             model=str(policy_dir),
             skip_tokenizer_init=True,
             load_format="dummy",
+            dtype=dtype or policy_dtype(policy_dir),  # vLLM's "auto" takes float32 weights down to 16 bits
             max_num_seqs=max_sequences,
             max_model_len=max_model_len + 1,  # a full sequence can still be scored, which samples one token more
             logprobs_mode="processed_logprobs",
@@ -91,6 +99,10 @@ class VllmEngine:
             seed=seed,
             worker_extension_cls=f"{__package__}.vllm_worker.WeightTaker",
             block_size=None if GPU else CPU_BLOCK,
+            # Without a GPU a seeded request whose prompt is taken in pieces kills vLLM ("CPU Generator does not use
+            # offset"): there every prompt runs whole.
+            enable_chunked_prefill=None if GPU else False,
+            max_num_batched_tokens=None if GPU else max(STEP_TOKENS, max_model_len + 1),
         )
         if kv_cache_bytes is None:
             kv_cache_bytes = 2 * max_sequences * _sequence_bytes(arguments, max_model_len)
