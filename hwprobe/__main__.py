@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from hwprobe.affinity import AffinityMap, build_affinity_map
-from hwprobe.hardware import Hardware
+from hwprobe.hardware import Finding, Hardware
 from hwprobe.probing import probe
 from hwprobe.profile import ProfileError, load_profile
 
@@ -97,10 +97,15 @@ def describe(hardware: Hardware, affinity: AffinityMap) -> str:
             for nic in hardware.nics
         ]
         lines += ["", *_table(("NIC", "STATE", "SPEED", "MTU", "NUMA"), rows)]
-    for finding in affinity.findings:
-        remedy = f" ({finding.remedy})" if finding.remedy else ""
-        lines += ["", f"{finding.severity}: {', '.join(finding.subjects)}: {finding.detail}{remedy}"]
+    if affinity.findings:
+        lines += ["", *(_line(finding) for finding in affinity.findings)]
     return "\n".join(lines)
+
+
+def _line(finding: Finding) -> str:
+    subjects = f"{', '.join(finding.subjects)}: " if finding.subjects else ""
+    remedy = f" ({finding.remedy})" if finding.remedy else ""
+    return f"{finding.severity}: {subjects}{finding.detail}{remedy}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

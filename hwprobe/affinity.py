@@ -1,8 +1,8 @@
 """Which device is good for what, and what lies near it: a pure function of what was found and what the user declares.
 
 Invariant: the same hardware and profile give the same map; every device that was found is in it, and one without
-roles has a finding that says why. A device's kind is relative to the pool, so a cluster's map is built from all its
-hosts at once; ``AffinityMap.of_host`` cuts out what one host publishes.
+roles has a finding that says why. A device's kind is relative to the GPUs of its pool, so a cluster's map is built from
+all its hosts at once; ``AffinityMap.of_host`` cuts out what one host publishes.
 
 ========== =========================== ======================================
 kind       ridge point                 roles, best first
@@ -59,7 +59,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     id: str  # gpu3, cpu; unique within its host
     name: str
     hardware_class: str  # H800, H20, ..., CPU
-    kind: Kind | None  # None where the figures are unknown
+    kind: Kind | None  # None where the figures are unknown, and for CPUs beside GPUs
     roles: tuple[Role, ...]  # best first; none where the profile leaves it out
     peak_bf16_flops: float | None  # FLOP/s, dense
     bandwidth: float | None  # bytes/s
@@ -121,6 +121,7 @@ class AffinityMap(msgspec.Struct, frozen=True, kw_only=True):
                 )
                 for pool in self.pools
             ),
+            findings=tuple(kept for finding in self.findings if (kept := _only(finding, host)) is not None),
         )
 
 
@@ -147,20 +148,25 @@ def decode(encoded: bytes) -> AffinityMap:
 def build_affinity_map(hardware: Hardware | Sequence[Hardware], profile: ResourceProfile | None = None) -> AffinityMap:
     """The map of one host, or of all hosts of a pool. Figures of the profile override the built-in table."""
     hosts = [hardware] if isinstance(hardware, Hardware) else list(hardware)
+    names = [host.host for host in hosts]
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected hosts of different names in one pool, found {', '.join(sorted(names))}")
     profile = profile if profile is not None else ResourceProfile()
     declared = {name.upper(): figures for name, figures in profile.gpus.items()}
-    findings = [finding for host in hosts for finding in _located(host, several=len(hosts) > 1)]
+    findings: list[Finding] = []
+    devices: list[Device] = []
     shares = _share_cores(hosts, profile, findings)
-    devices = [
-        _gpu_device(host, gpu, share, declared, findings)
-        for host, share in zip(hosts, shares, strict=True)
-        for gpu in host.gpus
-    ]
+    for host, share in zip(hosts, shares, strict=True):
+        local = list(host.findings)
+        devices += [_gpu_device(gpu, share, declared, local) for gpu in host.gpus]
+        findings += local if len(hosts) == 1 else [_located(finding, host.host) for finding in local]
     devices = _within_counts(devices, declared, findings)
     reference = reference_ridge(device.ridge for device in devices if device.ridge is not None and device.roles)
     devices = [_with_kind(device, reference) for device in devices]
     alone = not any(device.roles for device in devices)
-    devices += [_cpu_device(host, share, alone, reference) for host, share in zip(hosts, shares, strict=True)]
+    for host, share in zip(hosts, shares, strict=True):
+        cpu = _cpu_device(host, share)
+        devices.append(_with_cpu_roles(cpu, kind(cpu.ridge, reference) if alone and cpu.ridge is not None else None))
     return AffinityMap(
         hosts=tuple(shares),
         devices=tuple(devices),
@@ -170,14 +176,15 @@ def build_affinity_map(hardware: Hardware | Sequence[Hardware], profile: Resourc
     )
 
 
-def _located(host: Hardware, *, several: bool) -> list[Finding]:
-    """The host's findings; in a map of several hosts each subject says where it is."""
-    if not several:
-        return list(host.findings)
-    return [
-        msgspec.structs.replace(finding, subjects=tuple(f"{host.host}/{subject}" for subject in finding.subjects))
-        for finding in host.findings
-    ]
+def _located(finding: Finding, host: str) -> Finding:
+    """In a map of several hosts each subject says where it is."""
+    return msgspec.structs.replace(finding, subjects=tuple(f"{host}/{subject}" for subject in finding.subjects))
+
+
+def _only(finding: Finding, host: str) -> Finding | None:
+    """The finding as far as it concerns one host, or the whole pool."""
+    kept = tuple(subject for subject in finding.subjects if "/" not in subject or subject.startswith(host + "/"))
+    return msgspec.structs.replace(finding, subjects=kept) if kept or not finding.subjects else None
 
 
 def _share_cores(hosts: list[Hardware], profile: ResourceProfile, findings: list[Finding]) -> list[HostShare]:
@@ -196,43 +203,51 @@ def _share_cores(hosts: list[Hardware], profile: ResourceProfile, findings: list
     return [bind_host(host, grant, profile.cpu.numa, narrow=True) for host, grant in zip(hosts, grants, strict=True)]
 
 
-def _gpu_device(
-    host: Hardware, gpu: Gpu, share: HostShare, declared: dict[str, GpuProfile], findings: list[Finding]
-) -> Device:
+def _gpu_device(gpu: Gpu, share: HostShare, declared: dict[str, GpuProfile], findings: list[Finding]) -> Device:
     subject = f"gpu{gpu.index}"
     name = hardware_class(gpu.name)
     figures = declared.get(name.upper(), GpuProfile())
     table = lookup(gpu.name)
-    flops = figures.bf16_tflops * TERA if figures.bf16_tflops else table and table.peak_bf16_flops
-    bandwidth = figures.bandwidth_tb_s * TERA if figures.bandwidth_tb_s else table and table.bandwidth
+    flops = table.peak_bf16_flops if table is not None else None
+    bandwidth = table.bandwidth if table is not None else None
+    if figures.bf16_tflops is not None:
+        flops = figures.bf16_tflops * TERA
+    if figures.bandwidth_tb_s is not None:
+        bandwidth = figures.bandwidth_tb_s * TERA
     if flops is None or bandwidth is None:
         detail = f"{gpu.name}: no peak and bandwidth in the built-in table, nor in the profile"
         remedy = f"give bf16_tflops and bandwidth_tb_s under resource_profile.gpus.{name}"
         findings.append(Finding("unknown_device", "warning", (subject,), detail, remedy))
-    binding = next((one for one in share.numa if one.node == gpu.numa_node), None)
-    allowed = set(parse_cpulist(share.cpus))
-    near = allowed & set(parse_cpulist(gpu.cpus)) if gpu.cpus is not None else set()
-    if binding is not None and not near:
-        near = set(parse_cpulist(binding.cpus))
-    if not near and (gpu.cpus is not None or binding is not None):
-        detail = "none of the CPUs near it may be used by this process; its engine will run on far ones"
-        findings.append(Finding("far_cores", "warning", (subject,), detail, "widen the cpuset or the affinity mask"))
     return Device(
-        host=host.host,
+        host=share.host,
         id=subject,
         name=gpu.name,
         hardware_class=name,
         kind=None,
         roles=_GPU_ROLES[None],
-        peak_bf16_flops=flops or None,
-        bandwidth=bandwidth or None,
+        peak_bf16_flops=flops,
+        bandwidth=bandwidth,
         memory_bytes=_gpu_memory(subject, gpu, figures, table, findings),
         numa_node=gpu.numa_node,
-        cpus=format_cpulist(near or allowed),
+        cpus=_near_cpus(subject, gpu, share, findings),
         nics=share.nics_near(gpu.numa_node),
         peers=tuple(f"gpu{peer}" for peer in gpu.nvlink_peers),
         uuid=gpu.uuid,
     )
+
+
+def _near_cpus(subject: str, gpu: Gpu, share: HostShare, findings: list[Finding]) -> str:
+    """CPUs of the share that are near the GPU by NVML, else by NUMA node; all of them where there is only one node,
+    where nothing is known, or (with a finding) where none of the near ones may be used."""
+    if len(share.numa) == 1 or (gpu.cpus is None and gpu.numa_node is None):
+        return share.cpus
+    usable = set(parse_cpulist(share.cpus))
+    by_node = next((binding.cpus for binding in share.numa if binding.node == gpu.numa_node), "")
+    near = usable & set(parse_cpulist(gpu.cpus or "")) or set(parse_cpulist(by_node))
+    if not near:
+        detail = "none of the CPUs near it may be used by this process; its engine will run on far ones"
+        findings.append(Finding("far_cores", "warning", (subject,), detail, "widen the cpuset or the affinity mask"))
+    return format_cpulist(near or usable)
 
 
 def _gpu_memory(subject: str, gpu: Gpu, figures: GpuProfile, table: Roofline | None, findings: list[Finding]) -> int:
@@ -243,7 +258,7 @@ def _gpu_memory(subject: str, gpu: Gpu, figures: GpuProfile, table: Roofline | N
         return found
     wanted = int(figures.mem_per_gpu * GIB)
     if found and wanted > max(found, nominal):  # 80 for an H800 is its nominal size, of which the driver shows 79.6
-        detail = f"the profile declares {figures.mem_per_gpu:g} GiB a GPU, found {found / GIB:.1f} GiB"
+        detail = f"the profile declares {figures.mem_per_gpu:g} GiB a GPU, found {found / GIB:.1f}"
         findings.append(Finding("smaller_than_profile", "warning", (subject,), detail, "lower mem_per_gpu"))
     return min(found, wanted) if found else wanted
 
@@ -276,17 +291,16 @@ def _with_kind(device: Device, reference: float) -> Device:
     return msgspec.structs.replace(device, kind=own, roles=_GPU_ROLES[own] if device.roles else ())
 
 
-def _cpu_device(host: Hardware, share: HostShare, alone: bool, reference: float) -> Device:
-    usable = msgspec.structs.replace(host.cpu, usable=max(1, share.cores))
+def _cpu_device(host: Hardware, share: HostShare) -> Device:
+    usable = msgspec.structs.replace(host.cpu, usable=share.cores)
     roofline = estimate_cpu(usable, share.memory_bytes)
-    roles = _CPU_ALONE_ROLES if alone else _CPU_ROLES
     return Device(
         host=host.host,
         id="cpu",
         name=host.cpu.model,
         hardware_class="CPU",
-        kind=kind(roofline.ridge, reference),
-        roles=roles if share.cores else (),
+        kind=None,
+        roles=_CPU_ROLES if share.cores else (),
         peak_bf16_flops=roofline.peak_bf16_flops,
         bandwidth=roofline.bandwidth,
         memory_bytes=roofline.memory_bytes,
@@ -294,6 +308,13 @@ def _cpu_device(host: Hardware, share: HostShare, alone: bool, reference: float)
         cpus=share.cpus,
         nics=share.nics_near(None),
     )
+
+
+def _with_cpu_roles(device: Device, kind_alone: Kind | None) -> Device:
+    """Beside GPUs the CPUs keep their two roles and no kind; alone they do everything."""
+    if kind_alone is None:
+        return device
+    return msgspec.structs.replace(device, kind=kind_alone, roles=_CPU_ALONE_ROLES if device.roles else ())
 
 
 def _pools(devices: list[Device], declared: dict[str, GpuProfile], reference: float) -> tuple[Pool, ...]:

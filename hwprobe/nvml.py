@@ -55,7 +55,7 @@ def read_gpus(timeout_s: float) -> tuple[str | None, tuple[Gpu, ...], list[Findi
 
 def _read(reading: Reading) -> None:
     try:
-        import pynvml  # type: ignore[import-untyped]  # noqa: PLC0415
+        import pynvml  # noqa: PLC0415
     except ImportError:
         detail, remedy = "the Python bindings of NVML are not installed", "pip install nvidia-ml-py"
         reading.findings.append(Finding("no_bindings", "info", ("nvml",), detail, remedy))
@@ -100,13 +100,14 @@ class _Session:
         count = self.ask("nvml", "nvmlDeviceGetCount", nvml.nvmlDeviceGetCount) or 0
         for index in range(count):
             try:
-                gpu, links = self._read_gpu(index)
+                found = self._read_gpu(index)
             except _Lost as lost:
                 remedy = "look for Xid errors in dmesg; nvidia-smi --gpu-reset, or reboot"
                 self._reading.findings.append(Finding("lost", "error", (f"gpu{index}",), str(lost), remedy))
                 continue
-            self._reading.links[index] = links
-            self._reading.gpus.append(gpu)
+            if found is not None:
+                gpu, self._reading.links[index] = found
+                self._reading.gpus.append(gpu)
 
     def ask(self, subject: str, query: str, call: Callable[[], T]) -> T | None:
         """The answer, or None and a finding. Raises ``_Lost`` where the device is gone."""
@@ -134,11 +135,11 @@ class _Session:
             return "denied", "warning"
         return "failed", "warning"
 
-    def _read_gpu(self, index: int) -> tuple[Gpu, list[str | None]]:
+    def _read_gpu(self, index: int) -> tuple[Gpu, list[str | None]] | None:
         nvml, subject = self._nvml, f"gpu{index}"
         handle = self.ask(subject, "nvmlDeviceGetHandleByIndex", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
         if handle is None:
-            raise _Lost("NVML gives no handle for it")
+            return None
         name = self.ask(subject, "nvmlDeviceGetName", lambda: nvml.nvmlDeviceGetName(handle))
         uuid = self.ask(subject, "nvmlDeviceGetUUID", lambda: nvml.nvmlDeviceGetUUID(handle))
         memory = self.ask(subject, "nvmlDeviceGetMemoryInfo", lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))

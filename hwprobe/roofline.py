@@ -94,7 +94,9 @@ _PAIR_RIDGES = (148 / 4.0, 989.5 / 3.35)
 _FLOP_PER_CYCLE = {"amx_bf16": 1024, "avx512": 64, "avx2": 32, "other": 16}
 _DEFAULT_HZ = 2.5e9
 _CORE_BANDWIDTH = 10e9  # one core's outstanding cache misses sustain about this much
-_SOCKET_BANDWIDTH = 100e9  # a cautious figure between two channels of DDR4 and twelve of DDR5
+# Per socket: cautious for what may have two channels of DDR4 or twelve of DDR5; CPUs with AMX have at least eight of
+# DDR5-4800 (307 GB/s).
+_SOCKET_BANDWIDTH = {"amx_bf16": 300e9, "avx512": 100e9, "avx2": 100e9, "other": 50e9}
 
 
 def lookup(name: str) -> Roofline | None:
@@ -125,7 +127,7 @@ def estimate_cpu(cpu: Cpu, memory_bytes: int) -> Roofline:
     return Roofline(
         hardware_class="CPU",
         peak_bf16_flops=cores * hz * _FLOP_PER_CYCLE[cpu.isa],
-        bandwidth=min(cores * _CORE_BANDWIDTH, cpu.sockets * _SOCKET_BANDWIDTH),
+        bandwidth=min(cores * _CORE_BANDWIDTH, cpu.sockets * _SOCKET_BANDWIDTH[cpu.isa]),
         memory_bytes=memory_bytes,
         source="estimate from cores, clock and instruction set",
         estimated=True,
