@@ -164,6 +164,7 @@ class ZooKeeperStore(MetadataStore):
             ) from None
 
     async def _close(self) -> None:
+        self._connected.set()  # whoever waits for a connection learns that the store is closed
         for follower, task in list(self._followers.items()):
             follower.watch.end()
             task.cancel()
@@ -188,6 +189,8 @@ class ZooKeeperStore(MetadataStore):
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
             self._post(self._on_connected)
+        elif state == KazooState.SUSPENDED:
+            self._post(self._connected.clear)
         elif state == KazooState.LOST and self._closing is None:
             self._lost = f"{self._name}: the session was lost: the servers heard nothing of this client for too long"
             self._post(self._on_lost)
@@ -198,6 +201,7 @@ class ZooKeeperStore(MetadataStore):
             follower.doubt(None)
 
     def _on_lost(self) -> None:
+        self._connected.set()  # whoever waits for a connection learns that there will be none
         for follower in list(self._followers):
             follower.watch.end(self._session_lost())
         if self._closing is None:  # kazoo would begin a second session; ours is over
@@ -244,17 +248,22 @@ class ZooKeeperStore(MetadataStore):
         for follower in list(self._followers):
             await follower.armed.wait()  # so that a watch sees whatever is done after it was asked for
         while True:
-            self._check_open()
+            await self._connection()
             try:
                 return await self._answer(submit())
-            except ConnectionLoss as error:
+            except ConnectionLoss:
                 if not repeat:
                     raise StoreTimeout(
                         f"{self._name}: the connection was lost during {doing}; it may have taken effect or not"
-                    ) from error
+                    ) from None
             except (SessionExpiredError, ConnectionClosedError) as error:
                 self._check_open()
                 raise StoreError(f"{self._name}: the client is closed: {error}") from error
+
+    async def _connection(self) -> None:
+        """Wait for one: kazoo would keep a request for the next connection, long after its caller gave up."""
+        await self._connected.wait()
+        self._check_open()
 
     def _answer(self, result: Any) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -334,7 +343,7 @@ class _Reader:
         return None if stat is None else Mark(created=stat.czxid, written=stat.mzxid)
 
     async def _ask(self, read: Callable[..., Any], path: str) -> Any:
-        self._store._check_open()
+        await self._store._connection()
         try:
             return await self._store._answer(read(_full(path), watch=self._on_event))
         except ConnectionLoss:

@@ -452,20 +452,18 @@ def test_watches_of_one_prefix_each_get_every_change(backend: Backend) -> None:
 def test_closing_a_watch_or_the_store_ends_the_wait_for_a_change(backend: Backend, prefix: str, closed: str) -> None:
     async def scenario(store: MetadataStore) -> None:
         watch = store.watch(backend.job + prefix)
-        seen: list[str] = []
+        seen: asyncio.Queue[str] = asyncio.Queue()
 
         async def follow() -> None:
             async for change in watch:
-                seen.append(change.path)  # noqa: PERF401  (what was seen before the end matters)
+                seen.put_nowait(change.path)
 
         following = asyncio.create_task(follow())
         await store.create(f"{backend.job}{prefix}/a", b"")
-        while not seen:
-            await asyncio.sleep(0.01)
+        assert await seen.get() == f"{backend.job}{prefix}/a"
         await (watch.aclose() if closed == "watch" else store.close())
         await following
-        assert seen == [f"{backend.job}{prefix}/a"]
-        await watch.aclose()
+        assert seen.empty()
 
     backend.run(scenario)
 

@@ -36,7 +36,6 @@ class Server:
 
     def __init__(self, directory: Path, port: int, identity: int = 1, peers: Sequence[str] = ()) -> None:
         self.address = f"127.0.0.1:{port}"
-        self._port = port
         self._directory = directory
         self._log = directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,15 +80,7 @@ class Server:
             )
 
     def mode(self) -> str | None:
-        """``standalone``, ``leader`` or ``follower``; None while it does not serve."""
-        try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=1.0) as connection:
-                connection.sendall(b"srvr")
-                answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
-        except OSError:
-            return None
-        lines = [line for line in answer.splitlines() if line.startswith("Mode: ")]
-        return lines[0].removeprefix("Mode: ") if lines else None
+        return mode_of(self.address)
 
     def exited(self) -> bool:
         return self._process is not None and self._process.poll() is not None
@@ -167,6 +158,19 @@ def zookeeper_ensemble(size: int = 3) -> Iterator[list[str]]:
     """Addresses (``host:port``) of the members of one ensemble."""
     with running_ensemble(size) as servers:
         yield [server.address for server in servers]
+
+
+def mode_of(address: str) -> str | None:
+    """``standalone``, ``leader`` or ``follower``; None while no server serves there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=1.0) as connection:
+            connection.sendall(b"srvr")
+            answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode(errors="replace")
+    except OSError:
+        return None
+    lines = [line for line in answer.splitlines() if line.startswith("Mode: ")]
+    return lines[0].removeprefix("Mode: ") if lines else None
 
 
 def _serves(servers: Sequence[Server], *, last: bool) -> bool:
