@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -33,9 +33,15 @@ class LineWriter:
         """Append several records in one ``write``. Raises ``OSError`` (a full disk), ``ValueError`` when closed."""
         if self._descriptor < 0:
             raise ValueError(f"{self.path}: closed; nothing can be appended")
-        data = memoryview(b"".join(self._encoder.encode(record) + b"\n" for record in records))
+        data = memoryview(b"".join(self._encoded(record) + b"\n" for record in records))
         while data:  # a signal or a nearly full disk may shorten a write
             data = data[os.write(self._descriptor, data) :]
+
+    def _encoded(self, record: msgspec.Struct) -> bytes:
+        try:
+            return self._encoder.encode(record)
+        except UnicodeEncodeError:  # a lone surrogate, from bytes that were not UTF-8: no reason to stop a run
+            return self._encoder.encode(_without_surrogates(msgspec.to_builtins(record)))
 
     def close(self) -> None:
         """Bring the file to the disk and close it; idempotent."""
@@ -89,6 +95,14 @@ def cut_torn_line(descriptor: int, block: int = 1 << 16) -> None:
         position = start
     if position != end:
         os.ftruncate(descriptor, position)
+
+
+def _without_surrogates(tree: Any) -> Any:
+    if isinstance(tree, str):
+        return tree.encode("utf-8", "backslashreplace").decode()
+    if isinstance(tree, dict):
+        return {_without_surrogates(key): _without_surrogates(value) for key, value in tree.items()}
+    return [_without_surrogates(item) for item in tree] if isinstance(tree, list | tuple) else tree
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -32,6 +32,7 @@ from coordinator.observe.text import (
     lost,
     number,
     percent,
+    readable,
     seconds_left,
     sparkline,
     whole,
@@ -84,10 +85,10 @@ class LiveProgress:
         self._print(f"[cyan]{evaluation_line(record)}[/]")
 
     def note(self, text: str) -> None:
-        self._print(escape(text))
+        self._print(escape(readable(text)))
 
     def warn(self, text: str) -> None:
-        self._print(f"[yellow]warning:[/] {escape(text)}")
+        self._print(f"[yellow]warning:[/] {escape(readable(text))}")
 
     def interrupted(self, text: str = INTERRUPTED) -> None:
         self._stopping = True

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
 from coordinator.observe.records import EvalRecord, StepRecord
-from coordinator.observe.text import evaluation_line, step_line
+from coordinator.observe.text import evaluation_line, readable, step_line
 
 INTERRUPTED = "Ctrl-C: stopping; a checkpoint is written first (Ctrl-C again stops at once, without one)"
 
@@ -85,10 +85,10 @@ class PlainProgress:
         self._line(evaluation_line(record))
 
     def note(self, text: str) -> None:
-        self._line(text)
+        self._line(readable(text))
 
     def warn(self, text: str) -> None:
-        self._line(f"warning: {text}")
+        self._line(f"warning: {readable(text)}")
 
     def interrupted(self, text: str = INTERRUPTED) -> None:
         self._line(text)

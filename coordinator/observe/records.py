@@ -54,7 +54,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     turns_mean: float
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Somebody did something for a while."""
 
     lane: str  # who: "engine-0", "trainer", "env", "weightsync"
@@ -76,6 +76,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MetricRecord = StepRecord | EvalRecord
+_METRIC: msgspec.json.Decoder[MetricRecord] = msgspec.json.Decoder(MetricRecord)
 
 
 def moving_average(previous: float | None, value: float, decay: float = 0.8) -> float:
@@ -87,21 +88,16 @@ def moving_average(previous: float | None, value: float, decay: float = 0.8) -> 
 
 def decode_metric(line: bytes) -> MetricRecord:
     """Read one line of ``metrics.jsonl``. Raises ``msgspec.DecodeError`` or ``msgspec.ValidationError``."""
-    record: MetricRecord = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), MetricRecord)
-    return record
+    try:
+        return _METRIC.decode(line)
+    except msgspec.ValidationError:  # perhaps only a number that was not finite
+        record: MetricRecord = msgspec.convert(_null_to_nan(msgspec.json.decode(line)), MetricRecord)
+        return record
 
 
 def decode_sample(line: bytes) -> SampleRecord:
     """Read one line of ``samples/index.jsonl``; raises like ``decode_metric``."""
     return msgspec.convert(_null_to_nan(msgspec.json.decode(line)), SampleRecord)
-
-
-def sample_text(sample: SampleRecord) -> str:
-    """The trajectory as a person reads it."""
-    outcome = "success" if sample.success else "no success"
-    parts = [f"trajectory {sample.ticket}  version {sample.version}  reward {sample.reward:.4g}  {outcome}"]
-    parts += [f"--- {speaker} ---\n{text.rstrip()}" for speaker, text in sample.transcript]
-    return "\n\n".join(parts) + "\n"
 
 
 def _null_to_nan(tree: Any) -> Any:

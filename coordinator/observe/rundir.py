@@ -26,7 +26,8 @@ import msgspec
 import yaml
 
 from coordinator.observe.lines import LineWriter, replace_file, whole_lines
-from coordinator.observe.records import SampleRecord, decode_metric, decode_sample, sample_text
+from coordinator.observe.records import SampleRecord, decode_metric, decode_sample
+from coordinator.observe.text import sample_text
 
 
 class RunDirectoryError(RuntimeError):
@@ -113,7 +114,7 @@ class RunDirectory:
         self._require_ownership()
         ticket = re.sub(r"[^A-Za-z0-9._-]+", "-", sample.ticket)
         text = self.samples / f"v{sample.version:05d}-{ticket}.txt"
-        replace_file(text, sample_text(sample).encode("utf-8", "replace"))
+        replace_file(text, sample_text(sample).encode())
         writer = LineWriter(self.sample_index)
         writer.write(sample)
         writer.close()
@@ -130,7 +131,7 @@ class RunDirectory:
 
     def places(self) -> dict[str, str]:
         """Where a user finds what, for the end of a run."""
-        path = _readable(self.path)
+        path = _short(self.path)
         return {
             "run directory": path,
             "report": f"{path}/report.html",
@@ -224,7 +225,7 @@ def _set_aside(path: Path, keep: Callable[[bytes], bool]) -> int:
     return len(aside)
 
 
-def _readable(path: Path) -> str:
+def _short(path: Path) -> str:
     with contextlib.suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

@@ -6,9 +6,10 @@ Invariant: a number that is not finite reads as ``-``, never as a wrong number a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
-from coordinator.observe.records import EvalRecord, StepRecord
+from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord
 
 BARS = "▁▂▃▄▅▆▇█"
 FLAT = 0.005
@@ -27,6 +28,13 @@ def number(value: float, digits: int = 2) -> str:
 def whole(value: float) -> str:
     """Rounded to an integer."""
     return f"{value:.0f}" if math.isfinite(value) else "-"
+
+
+def count(value: int) -> str:
+    """``26,880``, and ``1.34M`` beyond a million."""
+    if value < 1_000_000:
+        return f"{value:,}"
+    return f"{value / 1e6:.2f}M" if value < 1_000_000_000 else f"{value / 1e9:.2f}G"
 
 
 def percent(fraction: float) -> str:
@@ -108,3 +116,23 @@ def evaluation_line(record: EvalRecord) -> str:
         f"evaluation v{record.version}  success {percent(record.success)} of {record.episodes}"
         f"  return {number(record.return_mean)}  turns {number(record.turns_mean, 1)}"
     )
+
+
+def sample_text(sample: SampleRecord) -> str:
+    """The trajectory as a person reads it."""
+    outcome = "success" if sample.success else "no success"
+    parts = [
+        f"trajectory {sample.ticket}  version {sample.version}  reward {number(sample.reward)}  {outcome}",
+        *(f"--- {speaker} ---\n{text.rstrip()}" for speaker, text in sample.transcript),
+    ]
+    return readable("\n\n".join(parts)) + "\n"
+
+
+def readable(text: str) -> str:
+    """Text from a policy or an environment without what would act on a terminal or break a page: colours are left
+    out, other control characters and lone surrogates are shown as escapes."""
+    return _UNREADABLE.sub(lambda found: ascii(found.group())[1:-1], _ANSI.sub("", text))
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")

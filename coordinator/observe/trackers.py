@@ -82,8 +82,8 @@ class TensorBoardTracker:
 
     def __init__(self, directory: Path, *, resumed_version: int | None = None) -> None:
         """Raises ``ModuleNotFoundError`` where the tensorboard package is not installed."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]  # noqa: PLC0415
-        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]  # noqa: PLC0415
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
 
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary

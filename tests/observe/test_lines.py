@@ -66,3 +66,10 @@ def test_a_closed_writer_refuses_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ValueError, match=r"a\.jsonl: closed"):
         writer.write(Item("late"))
+
+
+def test_a_lone_surrogate_is_written_as_its_escape(tmp_path: Path) -> None:
+    writer = LineWriter(tmp_path / "a.jsonl")
+    writer.write(Item("bad \ud800 byte"))
+    writer.close()
+    assert read_lines(tmp_path / "a.jsonl", decode).records == ["bad \\ud800 byte"]

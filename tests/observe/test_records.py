@@ -8,8 +8,8 @@ import math
 import msgspec
 import pytest
 
-from coordinator.observe.records import EvalRecord, StepRecord, decode_metric, moving_average, sample_text
-from tests.observe.samples import evaluation, sample, step
+from coordinator.observe.records import EvalRecord, StepRecord, decode_metric, moving_average
+from tests.observe.samples import evaluation, step
 
 
 def test_a_step_comes_back_as_it_was_written() -> None:
@@ -60,11 +60,3 @@ def test_the_moving_average_weighs_the_newest_value_with_one_fifth() -> None:
 def test_the_moving_average_survives_values_that_are_not_finite() -> None:
     assert moving_average(0.5, math.nan) == 0.5
     assert moving_average(math.nan, 0.25) == 0.25
-
-
-def test_a_sample_reads_as_a_dialogue() -> None:
-    assert sample_text(sample("t-7", reward=0.5)) == (
-        "trajectory t-7  version 3  reward 0.5  success\n"
-        "\n--- observation ---\nS.\n.G\n"
-        "\n--- action ---\nright\n"
-    )  # fmt: skip

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from coordinator.observe import text
-from tests.observe.samples import step
+from tests.observe.samples import sample, step
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,16 @@ def test_a_step_whose_numbers_went_bad_is_still_a_line() -> None:
     assert text.step_line([bad], 60) == (
         "step 3/60  v3  reward - =  success -  - tok/s  stale 0.9  in flight 64  lost 0"
     )  # fmt: skip
+
+
+def test_a_sample_reads_as_a_dialogue() -> None:
+    assert text.sample_text(sample("t-7", reward=0.5)) == (
+        "trajectory t-7  version 3  reward 0.50  success\n"
+        "\n--- observation ---\nS.\n.G\n"
+        "\n--- action ---\nright\n"
+    )  # fmt: skip
+
+
+def test_text_from_outside_cannot_act_on_a_terminal() -> None:
+    hostile = "\x1b[41mred\x1b[0m \x1b]0;title\x07 \ud800 \u202egnp\ttab\nline é \x9b2J"
+    assert text.readable(hostile) == "red \\x1b]0;title\\x07 \\ud800 \\u202egnp\ttab\nline é \\x9b2J"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.trackers import JsonlTracker, TensorBoardTracker, open_trackers
