@@ -143,7 +143,7 @@ def _lane(lane: str, spans: Sequence[Span], axis: TimeAxis, gap_s: float) -> str
 
 def _bar(bar: Bar, axis: TimeAxis) -> str:
     left = axis.x(bar.start)
-    width = max(0.8, axis.x(bar.end) - left)
+    width = max(2.0, axis.x(bar.end) - left)
     share = bar.busy_s / (bar.end - bar.start) if bar.end > bar.start else 1.0
     opacity = "" if share > 0.99 else f' fill-opacity="{0.25 + 0.75 * share:.2f}"'
     return (
