@@ -50,9 +50,7 @@ def build_model(policy_dir: Path, *, seed: int, dtype: str, from_scratch: bool) 
         torch.manual_seed(seed)
         try:
             # Always drawn in float32, so that bfloat16 rounds the very same weights.
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=torch.float32, attn_implementation="sdpa"
-            )
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         except ValueError as error:
             raise PolicyError(f"{policy_dir / 'config.json'}: {' '.join(str(error).split())}") from None
     if not from_scratch:

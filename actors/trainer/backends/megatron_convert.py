@@ -181,7 +181,7 @@ def _qkv(megatron: str, hf: tuple[str, ...], shape: Shape) -> Rule:
     def unpack(shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         whole = torch.cat(list(shards))
         grouped = whole.reshape(shape.groups, sum(rows), *whole.shape[1:])
-        return [part.flatten(0, 1).contiguous() for part in grouped.split(rows, dim=1)]
+        return [part.flatten(0, 1).contiguous() for part in torch.split(grouped, rows, dim=1)]
 
     return Rule(megatron, hf, True, pack, unpack)
 
