@@ -21,9 +21,11 @@ def make_engine(
     dtype: str | None = None,
     kv_cache_bytes: int | None = None,
 ) -> Engine:
-    """An engine with the policy of ``policy_dir/config.json`` and no usable weights: it serves nothing before
-    ``load_weights``. ``seed`` draws for requests without one; ``kv_cache_bytes`` bounds the KV cache (default: room
-    for twice ``max_sequences``); ``dtype`` is config.json's unless given ("float32", "bfloat16"). The engine sets process-wide state, so give each a process of its own.
+    """An engine with the policy of ``policy_dir/config.json`` that serves nothing before ``load_weights``.
+
+    ``seed`` draws for requests that bring none. ``dtype`` ("float32", "bfloat16") is config.json's unless given.
+    ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. An engine sets process-wide
+    state: give each a process of its own, and its thread count by OMP_NUM_THREADS before this is called.
     """
     if kind == "torch":
         from actors.proxy.engines.torch_engine import TorchEngine  # noqa: PLC0415

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from actors.core.hosting import ChildContext, read_settings, run_child
-from actors.proxy.engines import make_engine
+from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.host import EngineHost
 from actors.proxy.engines.protocol import EngineLimits
 from actors.proxy.messages import Acknowledged, EngineReady
@@ -26,7 +26,7 @@ READY_TIMEOUT_S = 30.0
 class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine process is told."""
 
-    kind: str  # "torch" or "vllm"
+    kind: EngineKind
     policy_directory: str
     dtype: str
     limits: EngineLimits
@@ -39,7 +39,12 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     name = context.spec.name
     start = time.monotonic()
     engine = make_engine(
-        settings.kind, Path(settings.policy_directory), limits=settings.limits, dtype=settings.dtype, seed=settings.seed
+        settings.kind,
+        Path(settings.policy_directory),
+        max_sequences=settings.limits.max_sequences,
+        max_model_len=settings.limits.max_model_len,
+        dtype=settings.dtype,
+        seed=settings.seed,
     )
     spans = Spans(name)
     proxy = context.parent(settings.proxy_actor)

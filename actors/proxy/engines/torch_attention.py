@@ -147,7 +147,14 @@ class StepPlan:
         )
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
     ) -> torch.Tensor:
         """``query`` [N, heads, D], ``key`` and ``value`` [N, kv_heads, D] -> [N, heads, D]."""
         store = self.store
@@ -193,18 +200,12 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in place of its own attention; shapes ``[1, heads, N, D]``, result ``[1, N, heads, D]``."""
+    """What transformers calls in place of its own attention: ``[1, heads, N, D]`` in, ``[1, N, heads, D]`` out."""
     if softcap is not None or s_aux is not None:
         raise NotImplementedError("the torch engine does not run attention with soft caps or sinks; use engine=vllm")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    out = plan.attend(
-        layer,
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling,
-        sliding_window,
-    )
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    out = plan.attend(layer, query, key, value, scale=scaling, window=sliding_window)
     return out[None], None
 
 

@@ -23,8 +23,8 @@ from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusa
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
 from actors.proxy.engines.torch_sampling import RowSampling, Sampler
 from actors.proxy.engines.torch_slots import SlotTable
-from actors.proxy.engines.torch_weights import policy_dtype, tensor_digest
-from actors.proxy.engines.validation import check, check_tokens
+from actors.proxy.engines.torch_weights import gather, policy_dtype, tensor_digest
+from actors.proxy.engines.validation import check, check_score
 
 STEP_TOKENS = 2048
 """New tokens of one forward pass; longer prompts are taken in pieces, oldest request first."""
@@ -142,23 +142,17 @@ class TorchEngine:
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         self._version = None
-        targets = self._model.state_dict()
+        targets = dict(self._model.named_parameters())
         digests = {}
-        for name, tensor in tensors:
-            target = targets.get(name)
-            if target is None or target.shape != tensor.shape:
-                expected = "no such tensor" if target is None else f"shape {tuple(target.shape)}"
-                raise ValueError(f"version {version}: got {name} {tuple(tensor.shape)}, the policy has {expected}")
-            target.copy_(tensor)
+        for name, tensor in gather(version, tensors, {name: target.shape for name, target in targets.items()}):
+            targets[name].copy_(tensor)
             digests[name] = tensor_digest(tensor)
         self._forget_all()
         self._version = version
         return digests
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
-        check_tokens("score", "sequence", tokens, self._vocabulary)
-        if len(tokens) > self.limits.max_model_len:
-            raise EngineRefusal(f"score: {len(tokens)} tokens, this engine holds {self.limits.max_model_len}")
+        check_score(tokens, self.limits, self._vocabulary, self._version)
         tokens = tokens.astype(np.int32)
         parts = [np.empty(0, dtype=np.float32)]
         for start in range(0, len(tokens) - 1, STEP_TOKENS):

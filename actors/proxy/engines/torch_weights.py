@@ -1,4 +1,4 @@
-"""What both engines need to know about weights: a policy's precision and a tensor's digest.
+"""What both engines need to know about weights: a policy's precision and tensors, and a tensor's digest.
 
 Invariant: a tensor has one digest wherever it is taken, over its bytes in row-major order.
 """
@@ -6,9 +6,11 @@ Invariant: a tensor has one digest wherever it is taken, over its bytes in row-m
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.weightsync.manifest import digest
 
@@ -16,10 +18,34 @@ from actors.weightsync.manifest import digest
 def tensor_digest(tensor: torch.Tensor) -> str:
     """``actors.weightsync.manifest.digest`` of a tensor of any dtype, shape and device."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return digest(memoryview(flat.view(torch.uint8).numpy()))
+    return digest(flat.view(torch.uint8).numpy().data)
 
 
 def policy_dtype(policy_dir: Path) -> str:
     """The precision that ``config.json`` names (``torch_dtype`` in older ones); float32 where it names none."""
     config = json.loads((policy_dir / "config.json").read_text())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def policy_tensors(policy_dir: Path) -> dict[str, torch.Size]:
+    """Name and shape of every tensor of the policy, from its configuration alone; a tied head is not among them."""
+    config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tensor.shape for name, tensor in model.named_parameters()}
+
+
+def gather(
+    version: int, tensors: Iterable[tuple[str, torch.Tensor]], expected: dict[str, torch.Size]
+) -> list[tuple[str, torch.Tensor]]:
+    """Receive all tensors before the first one is put to use, so that a sender that fails half-way leaves a model
+    that can still be loaded. Raises ``ValueError`` for a tensor that the policy does not have; one that is missing
+    is for the receipt to find."""
+    arrived = []
+    for name, tensor in tensors:
+        shape = expected.get(name)
+        if shape != tensor.shape:
+            wanted = "has no tensor of this name" if shape is None else f"wants shape {tuple(shape)}"
+            raise ValueError(f"version {version}: got {name} of shape {tuple(tensor.shape)}, the policy {wanted}")
+        arrived.append((name, tensor))
+    return arrived

@@ -16,7 +16,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 def check(request: GenerateRequest, limits: EngineLimits, vocabulary: int) -> None:
     """Raise ``EngineRefusal`` for a request that can never run."""
     who = f"request {request.request_id}"
-    check_tokens(who, "prompt", request.prompt, vocabulary)
+    _check_tokens(who, "prompt", request.prompt, vocabulary)
     if request.max_tokens < 1:
         raise EngineRefusal(f"{who}: max_tokens is {request.max_tokens}, expected at least 1")
     total = len(request.prompt) + request.max_tokens
@@ -36,11 +36,22 @@ def check(request: GenerateRequest, limits: EngineLimits, vocabulary: int) -> No
     _check_ids(who, "stop token", request.stop_token_ids, vocabulary)
 
 
-def check_tokens(who: str, what: str, tokens: np.ndarray, vocabulary: int) -> None:
+def check_score(tokens: np.ndarray, limits: EngineLimits, vocabulary: int, version: int | None) -> None:
+    """Raise ``EngineRefusal`` for a sequence that cannot be scored (now)."""
+    if version is None:
+        raise EngineRefusal("score: no weights are loaded; call load_weights first")
+    _check_tokens("score", "sequence", tokens, vocabulary)
+    if len(tokens) > limits.max_model_len:
+        raise EngineRefusal(
+            f"score: {len(tokens)} tokens, but this engine holds {limits.max_model_len} (rollout.max_model_len)"
+        )
+
+
+def _check_tokens(who: str, what: str, tokens: np.ndarray, vocabulary: int) -> None:
     """Raise ``EngineRefusal`` unless ``tokens`` is a non-empty vector of token ids."""
     if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
         raise EngineRefusal(f"{who}: {what} is {tokens.dtype} {tokens.shape}, expected at least one integer token id")
-    if not (0 <= int(tokens.min()) and int(tokens.max()) < vocabulary):
+    if not (int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary):
         bad = int(tokens.min()) if tokens.min() < 0 else int(tokens.max())
         raise EngineRefusal(f"{who}: {what} has token id {bad}, the vocabulary is 0..{vocabulary - 1}")
 

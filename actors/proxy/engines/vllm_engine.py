@@ -21,8 +21,8 @@ import torch
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import derive
-from actors.proxy.engines.torch_weights import policy_dtype, tensor_digest
-from actors.proxy.engines.validation import check, check_tokens
+from actors.proxy.engines.torch_weights import gather, policy_dtype, policy_tensors, tensor_digest
+from actors.proxy.engines.validation import check, check_score
 from actors.proxy.engines.vllm_environment import prepare
 
 GPU = prepare()
@@ -110,6 +110,7 @@ class VllmEngine:
         self._llm = LLMEngine.from_engine_args(arguments)
         self._core = self._llm.engine_core
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
+        self._tensors = policy_tensors(policy_dir)
         self._random = np.random.default_rng(seed)
         self._held: dict[str, _Held] = {}
         self._outside: dict[str, _Held] = {}
@@ -158,10 +159,11 @@ class VllmEngine:
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         self._version = None
         self._withdraw()
+        arrived = gather(version, tensors, self._tensors)
         digests: dict[str, str] = {}
 
         def digested() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in tensors:
+            for name, tensor in arrived:
                 digests[name] = tensor_digest(tensor)
                 yield name, tensor
 
@@ -175,9 +177,7 @@ class VllmEngine:
         return digests
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
-        check_tokens("score", "sequence", tokens, self._vocabulary)
-        if len(tokens) > self.limits.max_model_len:
-            raise EngineRefusal(f"score: {len(tokens)} tokens, this engine holds {self.limits.max_model_len}")
+        check_score(tokens, self.limits, self._vocabulary, self._version)
         if len(tokens) == 1:
             return np.empty(0, dtype=np.float32)
         self._withdraw()
@@ -279,4 +279,4 @@ def _sequence_bytes(arguments: EngineArgs, max_model_len: int) -> int:
     kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
     per_token = 2 * int(text.num_hidden_layers) * kv_heads * int(config.get_head_size()) * config.dtype.itemsize
     blocks = -(-(max_model_len + 1) // CPU_BLOCK)
-    return blocks * CPU_BLOCK * per_token
+    return int(blocks * CPU_BLOCK * per_token)

@@ -1,0 +1,195 @@
+"""What only the embedded engine has: any causal language model, slots, and prompts taken in pieces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors.proxy.engines import make_engine, torch_engine
+from actors.proxy.engines.protocol import GenerateRequest
+from actors.proxy.engines.torch_engine import TorchEngine
+from tests.engines.reference import VOCABULARY, Reference, finish, prompt, write_tiny_policy
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "dtype": "float32",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "qwen2.5": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2.5 with windows": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+        "tie_word_embeddings": False,
+    },
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False},
+    "llama with scaled positions": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "llama with a head for each query": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def policy(directory: Path, changes: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(COMMON | changes))
+    return directory
+
+
+def started(policy_dir: Path, reference: Reference, **options: Any) -> TorchEngine:
+    engine = TorchEngine(policy_dir, **{"max_sequences": 8, "max_model_len": 160} | options)
+    engine.load_weights(0, reference.weights(0))
+    return engine
+
+
+@pytest.mark.parametrize("changes", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+def test_other_architectures_agree_with_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    policy_dir = policy(tmp_path, changes)
+    reference = Reference(policy_dir, versions=(0,))
+    engine = started(policy_dir, reference)
+    history = {f"t{i}": prompt(5 + 17 * i, i) for i in range(5)}
+    for turn in range(3):
+        requests = [GenerateRequest(f"{name}.{turn}", name, tokens, 6, seed=turn) for name, tokens in history.items()]
+        for request in requests:
+            engine.add(request)
+        answers = finish(engine)
+        for request in requests:
+            answer = answers[request.request_id]
+            np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
+            history[request.trajectory] = np.concatenate([request.prompt, answer.tokens, prompt(3, 70 + turn)])
+    np.testing.assert_allclose(engine.score(prompt(150)), reference.score(0, prompt(150)), rtol=0, atol=1e-4)
+
+
+def test_prompts_longer_than_a_step_are_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_engine, "STEP_TOKENS", 24)
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0, 1))
+    engine = started(policy_dir, reference)
+    requests = [
+        GenerateRequest(f"r{i}", f"t{i}", prompt(length, i), 8) for i, length in enumerate([5, 100, 30, 1, 130])
+    ]
+    for request in requests:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    engine.load_weights(1, reference.weights(1))
+    answers = finish(engine)
+    for request in requests:
+        answer = answers[request.request_id]
+        np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(engine.score(prompt(100)), reference.score(1, prompt(100)), rtol=0, atol=1e-4)
+
+
+def test_a_turn_computes_only_what_it_added(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
+    computed: list[int] = []
+    engine._model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    history = prompt(100)
+    for turn in range(3):
+        engine.add(GenerateRequest(f"r{turn}", "t", history, 1))
+        answer = finish(engine)[f"r{turn}"]
+        history = np.concatenate([history, answer.tokens, prompt(5, turn)])
+    engine.forget("t")
+    engine.add(GenerateRequest("again", "t", history, 1))
+    finish(engine)
+    assert computed == [100, 6, 6, 118]
+
+
+def test_the_head_sees_one_place_a_row(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
+    seen: list[int] = []
+    engine._model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    for i in range(3):
+        engine.add(GenerateRequest(f"r{i}", f"t{i}", prompt(20 + 30 * i), 2))
+    finish(engine)
+    assert seen == [3, 3]
+
+
+def test_a_bounded_cache_lowers_the_limit_and_still_answers_all(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    slot_bytes = 160 * 2 * 2 * 2 * 32 * 4  # tokens x (keys, values) x layers x heads x size of a head x float32
+    engine = started(policy_dir, reference, kv_cache_bytes=4 * slot_bytes)
+    assert engine.limits.max_sequences == 3
+    for i in range(7):
+        engine.add(GenerateRequest(f"r{i}", f"t{i}", prompt(30, i), 4, temperature=0.0))
+    answers = finish(engine)
+    for i in range(7):
+        assert answers[f"r{i}"].tokens.tolist() == reference.greedy(0, prompt(30, i), 4)
+    with pytest.raises(ValueError, match=f"{2 * slot_bytes} bytes is the least"):
+        started(policy_dir, reference, kv_cache_bytes=2 * slot_bytes - 1)
+
+
+def test_weights_that_are_not_finite_leave_nothing_behind(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    engine = started(policy_dir, reference)
+    engine.add(GenerateRequest("r", "t", prompt(60), 2))
+    engine.load_weights(1, [(name, torch.full_like(tensor, torch.nan)) for name, tensor in reference.weights(0)])
+    assert np.isnan(engine.score(prompt(100))).all()
+    engine.load_weights(2, reference.weights(0))
+    np.testing.assert_allclose(engine.score(prompt(30)), reference.score(0, prompt(30)), rtol=0, atol=1e-4)
+    finish(engine)
+
+
+def test_bfloat16_runs_in_bfloat16_and_stays_near_float32(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,), scale=0.05)
+    engine = TorchEngine(policy_dir, max_sequences=2, max_model_len=64, dtype="bfloat16")
+    engine.load_weights(0, reference.weights(0))
+    assert engine._model.dtype == torch.bfloat16
+    request = GenerateRequest("r", "t", prompt(30), 8, seed=1)
+    engine.add(request)
+    answer = finish(engine)["r"]
+    assert answer.logprobs.dtype == np.float32
+    difference = np.abs(answer.logprobs - reference.behaviour(request, answer))
+    assert 0 < difference.max() < 0.2
+
+
+def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected torch or vllm, found 'sglang'"):
+        make_engine("sglang", tmp_path, max_sequences=1, max_model_len=8)  # type: ignore[arg-type]
+
+
+def test_naming_the_engines_imports_no_model_code() -> None:
+    code = "import sys, actors.proxy.engines.protocol, actors.proxy.engines; print({'torch','vllm'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "set()"
