@@ -14,7 +14,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Base of every section: unknown keys and wrong types are errors that name their path."""
 
 
-class EnvironmentSettings(Settings):
+class EnvironmentSettings(Settings, frozen=True):
     """Where trajectories happen."""
 
     name: str = "frozenlake"  # a name of the catalogue, or "module:Class" by import path (relative to the job file)
@@ -25,7 +25,7 @@ class EnvironmentSettings(Settings):
     step_timeout_s: float = 30.0  # deadline of one reset or step
 
 
-class RewardSettings(Settings):
+class RewardSettings(Settings, frozen=True):
     """How a finished trajectory is scored."""
 
     function: str = "environment"  # "environment" (the return) or "module:function" by import path
@@ -33,7 +33,7 @@ class RewardSettings(Settings):
     workers: int = 1  # processes that run a user's reward function; none are started for "environment"
 
 
-class RolloutSettings(Settings):
+class RolloutSettings(Settings, frozen=True):
     """How actions are sampled."""
 
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vllm where it is installed
@@ -47,7 +47,7 @@ class RolloutSettings(Settings):
     affinity: dict[str, str] = {}  # environment or "default" -> hardware class
 
 
-class TrainSettings(Settings):
+class TrainSettings(Settings, frozen=True):
     """What a step of training is."""
 
     backend: Literal["torch", "megatron"] = "torch"

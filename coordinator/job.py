@@ -16,7 +16,7 @@ from actors.policy import Policy
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, TrainSettings
 
 
-class SchedulingSettings(Settings):
+class SchedulingSettings(Settings, frozen=True):
     """Which trajectories run, and which may be trained on."""
 
     alpha: int = 1  # a step may train on versions up to this much older than the learner's
@@ -25,7 +25,7 @@ class SchedulingSettings(Settings):
     batch_timeout_s: float = 600.0  # how long a step waits for its batch before the run stops with an error
 
 
-class EvaluationSettings(Settings):
+class EvaluationSettings(Settings, frozen=True):
     """Held-out evaluation, greedy."""
 
     every: int = 5  # steps between evaluations; 0 is never
@@ -33,19 +33,19 @@ class EvaluationSettings(Settings):
     target: float | None = None  # stop once this success rate is reached
 
 
-class CheckpointSettings(Settings):
+class CheckpointSettings(Settings, frozen=True):
     every: int = 20  # steps between checkpoints; one is always written at the end
     keep: int = 2  # the newest ones; the best by evaluation is kept beside them
 
 
-class CoordinatorSettings(Settings):
+class CoordinatorSettings(Settings, frozen=True):
     store: str = "embedded"  # or zk://host:port,host:port; several ensembles separated by ";"
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
     trusted_network: bool = False
 
 
-class Job(Settings):
+class Job(Settings, frozen=True):
     """The whole configuration; ``resolve`` (``coordinator.resources``) replaces every "auto"."""
 
     name: str = "job"
@@ -77,12 +77,17 @@ def load(path: Path, overrides: list[str] | None = None) -> Job:
         raise JobError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: expected a mapping of settings, found {type(tree).__name__}")
-    for override in overrides or []:
+    return convert(tree, str(path), overrides or [])
+
+
+def convert(tree: dict[str, Any], where: str, overrides: list[str]) -> Job:
+    """A job from plain data, overrides applied and checked. Raises ``JobError``."""
+    for override in overrides:
         _apply(tree, override)
     try:
         job = msgspec.convert(tree, Job)
     except msgspec.ValidationError as error:
-        raise JobError(f"{path}: {error}") from None
+        raise JobError(f"{where}: {error}") from None
     check(job)
     return job
 
@@ -129,11 +134,15 @@ def check(job: Job) -> None:
         if number < 0:
             raise JobError(f"{key}: expected 0 or more, found {number}")
     if job.train.group_size < 2:
-        raise JobError(f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}")
+        raise JobError(
+            f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}"
+        )
     if job.train.backend == "torch" and job.train.tensor_parallel != 1:
         raise JobError("train.tensor_parallel: the torch backend runs in one process; use train.backend=megatron")
     heads = job.policy.shape.kv_heads
     if job.policy.path is None and heads % job.train.tensor_parallel:
-        raise JobError(f"train.tensor_parallel: {job.train.tensor_parallel} does not divide policy.shape.kv_heads ({heads})")
+        raise JobError(
+            f"train.tensor_parallel: {job.train.tensor_parallel} does not divide policy.shape.kv_heads ({heads})"
+        )
     if job.policy.path is not None and not (Path(job.policy.path) / "config.json").is_file():
         raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there)")

@@ -218,7 +218,8 @@ class Node:
             cell.offer(Delivery(facts, message, request=request))
         except (NoSuchActor, DecodeError, Overloaded) as error:
             self.counters["dead_letters"] += 1
-            log.warning("dead letter %s from %s: %s", header.type, header.sender, error)
+            level = logging.DEBUG if self._closed else logging.WARNING
+            log.log(level, "dead letter %s from %s: %s", header.type, header.sender, error)
             request.fail(Failure(type(error).__name__, str(error)))
 
     # ---- peers ---------------------------------------------------------------------------------------------------

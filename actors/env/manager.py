@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
@@ -77,7 +76,7 @@ class EnvHost(Actor):
         concurrent: int,
         reward_timeout_s: float,
         framing: Framing,
-        pool: Callable[[], WorkerPool],
+        pool: WorkerPool,
         peers: Peers,
     ) -> None:
         self._environment = environment
@@ -165,9 +164,8 @@ class EnvHost(Actor):
     async def _play(self, episode: Episode) -> None:
         """From reset to the last step."""
         episode.check(self._learner)
-        pool = self._pool()
-        worker_name = pool.pick()
-        worker = await pool.worker(worker_name)
+        worker_name = self._pool.pick()
+        worker = await self._pool.worker(worker_name)
         try:
             episode.state = "reset"
             reset = await self._in_worker(
@@ -214,7 +212,7 @@ class EnvHost(Actor):
             max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,
             temperature=ticket.temperature,
             allowed_token_ids=allowed,
-            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.end_ids),
+            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
             seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
         )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -257,7 +255,7 @@ class EnvHost(Actor):
         except RemoteError as error:
             raise Lost("env_failed", error.remote_message) from None
         except DeadlineExceeded as error:
-            self._pool().kill(name)  # its environment hangs, and everything behind it
+            self._pool.kill(name)  # its environment hangs, and everything behind it
             raise Lost("env_timeout", str(error)) from None
         except PeerLost as error:
             raise Lost("env_worker_died", str(error)) from None

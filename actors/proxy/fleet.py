@@ -7,8 +7,9 @@ is killed first, so that two of one name never run).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -22,18 +23,21 @@ log = logging.getLogger(__name__)
 SILENCE_S = 20.0
 RESTARTS = 1
 
-Died = Callable[[str, str, bool], None]
-"""Called with the engine, the reason and whether it is being restarted."""
+
+class Owner(Protocol):
+    """Who is told of a death: the proxy."""
+
+    def engine_died(self, name: str, reason: str, *, restarting: bool) -> None: ...
 
 
 class EngineFleet:
     """See the module docstring."""
 
-    def __init__(self, node: Node, specs: Mapping[str, ChildSpec], environment: Mapping[str, str], died: Died) -> None:
+    def __init__(self, node: Node, specs: Mapping[str, tuple[ChildSpec, Mapping[str, str]]], owner: Owner) -> None:
+        """``specs``: each engine's command line and environment variables."""
         self._node = node
         self._specs = specs
-        self._environment = environment
-        self._died = died
+        self._owner = owner
         self._children: dict[str, Child] = {}
         self._restarts = dict.fromkeys(specs, 0)
         self._stopping = False
@@ -43,11 +47,11 @@ class EngineFleet:
             await self._launch(name)
 
     async def _launch(self, name: str) -> None:
-        spec = self._specs[name]
+        spec, environment = self._specs[name]
         log_path = Path(spec.log_directory) / f"{name}.out"
         text = msgspec.json.encode(spec).decode()
         child = await start_child(
-            name, "actors.proxy.engines.process", [text], log_path=log_path, environment=self._environment
+            name, "actors.proxy.engines.process", [text], log_path=log_path, environment=environment
         )
         self._children[name] = child
         self._node.background(child.watch(lambda reason: self._on_death(name, reason)))
@@ -67,7 +71,7 @@ class EngineFleet:
         restarting = self._restarts[name] < RESTARTS
         self._restarts[name] += 1
         log.error("engine %s died (%s); %s", name, reason, "restarting it" if restarting else "removed")
-        self._died(name, reason, restarting)
+        self._owner.engine_died(name, reason, restarting=restarting)
         if restarting:
             self._node.background(self._launch(name))
 

@@ -23,6 +23,7 @@ import msgspec
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.fleet import EngineFleet
 from actors.proxy.messages import (
     Abort,
     Accepted,
@@ -63,6 +64,10 @@ UPDATE_TIMEOUT_S = 300.0
 State = Literal["starting", "cold", "serving", "suspended", "dead", "removed"]
 
 
+class NoEngineLeft(RuntimeError):
+    """Every engine died or was refused; the message has the last one's words."""
+
+
 class EngineEntry:
     """One engine of the pool."""
 
@@ -85,10 +90,19 @@ class EngineEntry:
 class LLMProxy(Actor):
     """See the module docstring. ``classes`` names the engines and their hardware classes, from the affinity map."""
 
-    def __init__(self, classes: dict[str, str], affinity: dict[str, str], weightsync: Callable[[], Ref | None]) -> None:
+    fleet: EngineFleet  # set before the first message
+
+    def __init__(
+        self,
+        classes: dict[str, str],
+        affinity: dict[str, str],
+        *,
+        failed: Callable[[BaseException], None],
+    ) -> None:
         self._engines = {name: EngineEntry(name, class_) for name, class_ in classes.items()}
         self._affinity = affinity
-        self._weightsync = weightsync
+        self._weightsync: Ref | None = None
+        self._failed = failed
         self._queued: dict[str, Add] = {}
         self._where: dict[str, str] = {}  # request id -> engine
         self._holder: dict[str, str] = {}  # trajectory -> engine that has its prefix
@@ -96,6 +110,9 @@ class LLMProxy(Actor):
         self._flushing = False
         self._tokens = 0
         self._counters: Counter[str] = Counter()
+
+    async def on_stop(self) -> None:
+        await self.fleet.stop()
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -223,10 +240,17 @@ class LLMProxy(Actor):
         engine = self._known(message.engine)
         engine.host, engine.limits, engine.state, engine.version = message.host, message.limits, "cold", None
         log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
-        weightsync = self._weightsync()
-        if weightsync is not None:
-            self.node.tell(weightsync, EngineJoined(engine.name, message.host))
+        self.fleet.ready(engine.name, message.host.node)
+        if self._weightsync is not None:
+            self.node.tell(self._weightsync, EngineJoined(engine.name, message.host))
         return Acknowledged()
+
+    def introduce(self, weightsync: Ref) -> None:
+        """From now on engines that come up are brought to the current version; those that are up already, too."""
+        self._weightsync = weightsync
+        for engine in self._engines.values():
+            if engine.host is not None:
+                self.node.tell(weightsync, EngineJoined(engine.name, engine.host))
 
     def engine_died(self, name: str, reason: str, *, restarting: bool) -> None:
         """Called by the fleet: give the engine's requests to others, or keep them until one serves."""
@@ -238,10 +262,11 @@ class LLMProxy(Actor):
         engine.host, engine.version = None, None
         engine.outbox.clear()
         self._counters["engine_deaths"] += 1
-        weightsync = self._weightsync()
-        if weightsync is not None:
-            self.node.tell(weightsync, EngineLeft(name, reason))
+        if self._weightsync is not None:
+            self.node.tell(self._weightsync, EngineLeft(name, reason))
         self._move_requests(engine, reason)
+        if all(entry.state == "removed" for entry in self._engines.values()):
+            self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
 
     def _move_requests(self, engine: EngineEntry, reason: str) -> None:
         moving, engine.in_flight = engine.in_flight, {}
@@ -269,6 +294,7 @@ class LLMProxy(Actor):
     async def remove(self, message: Remove) -> Acknowledged:
         log.error("engine %s is taken out of routing: %s", message.engine, message.reason)
         self.engine_died(message.engine, message.reason, restarting=False)
+        await self.fleet.retire(message.engine)
         return Acknowledged()
 
     @handler(urgent=True)

@@ -6,8 +6,6 @@ processes of its own, so that it may block, crash or print without touching anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from actors.core import Actor, handler
 from actors.core.pool import WorkerPool
 from actors.env.messages import ScoreDone, ScoreWith
@@ -18,7 +16,7 @@ from bus.message import DeadlineExceeded
 class RewardActor(Actor):
     """``pool`` is None where the environment's return is the reward."""
 
-    def __init__(self, timeout_s: float, pool: Callable[[], WorkerPool] | None) -> None:
+    def __init__(self, timeout_s: float, pool: WorkerPool | None) -> None:
         self._timeout_s = timeout_s
         self._pool = pool
 
@@ -27,15 +25,14 @@ class RewardActor(Actor):
         """Raises what the reward function raises; a function that hangs is killed with its worker."""
         if self._pool is None:
             return Scored(message.trajectory.env_return)
-        pool = self._pool()
-        name = pool.pick()
-        worker = await pool.worker(name)
+        name = self._pool.pick()
+        worker = await self._pool.worker(name)
         about = f"trajectory {message.trajectory.ticket}"
         try:
             done = await self.node.ask(
                 worker, ScoreWith(message.trajectory), ScoreDone, timeout_s=self._timeout_s, about=about
             )
         except DeadlineExceeded:
-            pool.kill(name)
+            self._pool.kill(name)
             raise
         return Scored(done.reward)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from actors.settings import TrainSettings
-from actors.trainer.algorithms.advantages import group_advantages
+from actors.trainer.algorithms.grpo import advantages as group_advantages
 from actors.trainer.backends.protocol import TrainBatch, TrainSequence
 from actors.trajectory import FULL_VOCABULARY, Segment, Trajectory
 

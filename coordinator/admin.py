@@ -1,0 +1,99 @@
+"""The admin shell's side of the coordinator: what a person may see of a run, and change in it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.core import Node, Ref
+from actors.proxy.messages import DescribeProxy, EngineState, ProxyState
+from coordinator.messages import Changed, Join, NodeFacts, Nodes, Status
+from coordinator.scheduling.rolling import RollingScheduler
+from hwprobe import decode
+
+DESCRIBE_TIMEOUT_S = 5.0
+
+
+class RunState:
+    """What the pipeline tells of itself while it runs."""
+
+    def __init__(self, run: str, steps: int) -> None:
+        self.run = run
+        self.steps = steps
+        self.phase = "starting"
+        self.step = 0
+        self.reward: float | None = None
+        self.success: float | None = None
+        self.evaluation: float | None = None
+        self.started = time.monotonic()
+        self.going = asyncio.Event()
+        self.going.set()
+
+
+class AdminDesk:
+    """Answers and orders; the coordinator actor carries the messages."""
+
+    def __init__(self, state: RunState, scheduler: RollingScheduler) -> None:
+        self._state = state
+        self._scheduler = scheduler
+
+    async def status(self, node: Node, proxy: asyncio.Future[Ref]) -> Status:
+        engines: list[EngineState] = []
+        if proxy.done():
+            state = await node.ask(proxy.result(), DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
+            engines = state.engines
+        in_flight, buffered = self._scheduler.counts()
+        run = self._state
+        return Status(
+            run=run.run,
+            state=run.phase if run.going.is_set() else "paused",
+            step=run.step,
+            steps=run.steps,
+            version=self._scheduler.version,
+            alpha=self._scheduler.rules.alpha,
+            balance=str(self._scheduler.ledger.balance()),
+            in_flight=in_flight,
+            buffered=buffered,
+            groups_complete=self._scheduler.complete_groups,
+            groups_needed=self._scheduler.rules.groups_per_step,
+            reward=run.reward,
+            success=run.success,
+            evaluation=run.evaluation,
+            engines=engines,
+            elapsed_s=time.monotonic() - run.started,
+        )
+
+    def nodes(self, joins: Iterable[Join]) -> Nodes:
+        facts = [
+            NodeFacts(join.node.name, list(join.roles), join.pid, join.node.control, _hardware(join.affinity))
+            for join in joins
+        ]
+        return Nodes(facts)
+
+    def pause(self) -> Changed:
+        self._state.going.clear()
+        self._scheduler.close()
+        return Changed("paused: nothing is admitted or trained until 'resume'; what runs goes on to its end")
+
+    def unpause(self) -> Changed:
+        if self._state.going.is_set():
+            return Changed("it was not paused")
+        self._state.going.set()
+        self._scheduler.open()
+        return Changed("going on")
+
+    def set_alpha(self, alpha: int) -> Changed:
+        if alpha < 0:
+            raise ValueError(f"alpha: expected 0 or more, found {alpha}")
+        before = self._scheduler.rules.alpha
+        self._scheduler.set_rules(msgspec.structs.replace(self._scheduler.rules, alpha=alpha))
+        return Changed(f"alpha was {before} and is now {alpha}; at most {self._scheduler.rules.capacity} groups run")
+
+
+def _hardware(affinity: msgspec.Raw) -> str:
+    """One phrase on a node's pools: "CPU x1" or "H800 x8"."""
+    pools = decode(bytes(affinity)).pools
+    return ", ".join(f"{pool.hardware_class} x{len(pool.devices)}" for pool in pools) or "unknown"

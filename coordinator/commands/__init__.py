@@ -1,0 +1,1 @@
+"""The commands behind ``bin/``; each module has ``main(argv) -> exit status``."""

@@ -1,0 +1,130 @@
+"""``bin/train JOB.yaml``: a whole run in one command.
+
+It starts every role on this machine: coordinator, proxy, environments, rewards, trainer and weight sync in this
+process, and a process each for engines, trainer ranks and environment workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from actors.core.logs import configure_logging
+from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
+from coordinator.job import Job, JobError, convert, load
+from coordinator.messages import ROLES
+from coordinator.observe.progress import Progress, open_progress
+from coordinator.observe.rundir import RunDirectory, RunDirectoryError
+from coordinator.preflight import check_job
+from coordinator.resources.resolve import Placement, resolve
+from coordinator.run import CONTROL, Launch, Run, policy_directory
+from hwprobe import AffinityMap, build_affinity_map, probe
+
+EXIT_USAGE = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Public so that documentation and completion can read it."""
+    result = argparse.ArgumentParser(
+        prog="train",
+        description="Train an agent: start every part of a run on this machine and go on until it is done.",
+        epilog="examples:  train examples/frozenlake.yaml   train my.yaml train.steps=100 scheduling.alpha=0   "
+        "train --resume runs/latest",
+    )
+    result.add_argument("job", nargs="?", type=Path, help="job file (YAML)")
+    result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+    result.add_argument("--dry-run", action="store_true", help="print the resolved job and its placement, then stop")
+    result.add_argument("--resume", type=Path, metavar="RUN", help="go on from a run's newest checkpoint")
+    result.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        return _main(arguments)
+    except (JobError, RunDirectoryError, CheckpointUnusable) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    if arguments.resume is not None:
+        overrides = ([str(arguments.job)] if arguments.job is not None else []) + arguments.overrides
+        return _resume(arguments.resume, overrides)
+    if arguments.job is None:
+        raise JobError("expected a job file (or --resume RUN); see train --help")
+    job, affinity, placement = prepare(arguments.job, arguments.overrides)
+    job_directory = arguments.job.resolve().parent
+    check_job(job, job_directory)
+    if arguments.dry_run:
+        print(describe(job, placement))
+        return 0
+    with RunDirectory.create(arguments.runs, job.name) as directory:
+        directory.write_job(job)
+        (directory.path / "job_directory").write_text(f"{job_directory}\n")
+        launch = Launch(job=job, placement=placement, affinity=affinity, job_directory=job_directory, local_roles=ROLES)
+        return run(launch, directory)
+
+
+def prepare(path: Path, overrides: list[str]) -> tuple[Job, AffinityMap, Placement]:
+    """Read, probe, resolve. Raises ``JobError``."""
+    affinity = build_affinity_map(probe())
+    job, placement = resolve(load(path, overrides), affinity)
+    return job, affinity, placement
+
+
+def _resume(path: Path, overrides: list[str]) -> int:
+    with RunDirectory.open(path, own=True) as directory:
+        checkpoint = newest(directory)
+        job = convert(directory.read_job(), str(directory.job_file), overrides)
+        job_directory = Path((directory.path / "job_directory").read_text().strip())
+        check_job(job, job_directory)
+        affinity = build_affinity_map(probe())
+        job, placement = resolve(job, affinity)
+        directory.write_job(job)
+        directory.rewind(checkpoint.version)
+        launch = Launch(
+            job=job,
+            placement=placement,
+            affinity=affinity,
+            job_directory=job_directory,
+            local_roles=ROLES,
+            resume=checkpoint,
+        )
+        return run(launch, directory)
+
+
+def newest(directory: RunDirectory) -> RunCheckpoint:
+    """The checkpoint to resume from. Raises ``CheckpointUnusable``."""
+    return Checkpoints(directory.checkpoints, 1).newest()
+
+
+def run(launch: Launch, directory: RunDirectory) -> int:
+    """Run it in this process, with progress on the terminal."""
+    configure_logging(CONTROL, directory.logs, job=directory.path.name)
+    policy_directory(launch.job, directory.path)
+    progress = open_progress(launch.job.name, launch.job.train.steps)
+    progress.note(f"run directory: {directory.path}")
+    if launch.resume is not None:
+        progress.note(f"resuming from version {launch.resume.version}")
+    return asyncio.run(_start(launch, directory, progress))
+
+
+async def _start(launch: Launch, directory: RunDirectory, progress: Progress) -> int:
+    return await Run(launch, directory, progress).run()
+
+
+def describe(job: Job, placement: Placement) -> str:
+    """What ``--dry-run`` prints: the job as YAML, then where everything would run."""
+    text = yaml.safe_dump(msgspec.to_builtins(job), sort_keys=False, allow_unicode=True)
+    return f"{text}\n{placement.describe()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The coordinator actor: who takes part in a run, which tickets go where, and what came of them.
+
+Invariant: every decision of the scheduler leaves here as a message in the same turn of the loop, and every ticket is
+on exactly one env host until its outcome arrives or that host is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from actors.core import Actor, Ref, handler
+from actors.env.messages import DescribeEnv, EnvState, LearnerVersion, Outcome, Start, Stop, Ticket
+from actors.telemetry import SpansTaken
+from actors.trainer.messages import Discard
+from bus.message import BusError
+from coordinator.admin import AdminDesk
+from coordinator.messages import (
+    ROLES,
+    Announce,
+    Announced,
+    Changed,
+    Find,
+    Found,
+    GetNodes,
+    GetStatus,
+    GetTrajectories,
+    Join,
+    Nodes,
+    Pause,
+    Role,
+    RoleFailed,
+    SetAlpha,
+    Status,
+    Trajectories,
+    Unpause,
+    Welcome,
+)
+from coordinator.scheduling.rolling import RollingScheduler
+
+log = logging.getLogger(__name__)
+
+NODE_SILENCE_S = 30.0
+DESCRIBE_TIMEOUT_S = 5.0
+
+
+class Coordinator(Actor):
+    """See the module docstring. ``failed`` ends the run with a named error."""
+
+    def __init__(
+        self,
+        scheduler: RollingScheduler,
+        welcome: Welcome,
+        *,
+        failed: Callable[[BaseException], None],
+        joined: Callable[[Join], None],
+        spans: Callable[[SpansTaken], None],
+        desk: AdminDesk,
+    ) -> None:
+        self._scheduler = scheduler
+        self._welcome = welcome
+        self._failed = failed
+        self._joined = joined
+        self._spans = spans
+        self._desk = desk
+        self._joins: dict[str, Join] = {}
+        self._roles: dict[Role, asyncio.Future[Ref]] = {}
+        self._env_hosts: list[Ref] = []
+        self._where: dict[str, Ref] = {}  # ticket -> env host
+        self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
+        self._turn = itertools.count()
+
+    async def on_start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._roles = {role: loop.create_future() for role in ROLES}
+
+    async def on_stop(self) -> None:
+        waiting: list[asyncio.Future[Any]] = [*self._roles.values(), *self._evaluations.values()]
+        for future in waiting:
+            future.cancel()
+
+    # ---- who takes part ------------------------------------------------------------------------------------------
+
+    @handler
+    async def join(self, message: Join) -> Welcome:
+        name = message.node.name
+        self._joins[name] = message
+        self._joined(message)
+        if name != self.node.address.name:
+            self.node.watch(message.node, silence_s=NODE_SILENCE_S, on_lost=lambda why: self._node_lost(name, why))
+        return self._welcome
+
+    def _node_lost(self, name: str, why: str) -> None:
+        roles = ", ".join(self._joins.pop(name).roles)
+        gone = [host for host in self._env_hosts if host.node.name == name]
+        others = [host for host in self._env_hosts if host.node.name != name]
+        if gone and others:  # env hosts are interchangeable
+            log.error("node %s (%s): %s; its trajectories run again elsewhere", name, roles, why)
+            self._env_hosts = others
+            for ticket, host in list(self._where.items()):
+                if host.node.name == name:
+                    self._ended(Outcome(ticket, "lost", "env_host_lost"))
+            return
+        self._failed(BusError(f"node {name} ({roles}) is lost: {why}"))
+
+    @handler
+    async def announce(self, message: Announce) -> Announced:
+        if message.role == "env":
+            self._env_hosts.append(message.ref)
+        future = self._roles[message.role]
+        if not future.done():
+            future.set_result(message.ref)
+        self.flush()
+        return Announced()
+
+    @handler(concurrent=True)
+    async def find(self, message: Find) -> Found:
+        return Found(await self.role(message.role, message.timeout_s))
+
+    async def role(self, role: Role, timeout_s: float) -> Ref:
+        """The actor that has the role. Raises ``TimeoutError`` naming it."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._roles[role]), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"nobody took the role {role!r} within {timeout_s:g} s") from None
+
+    @handler
+    async def role_failed(self, message: RoleFailed) -> None:
+        self._failed(BusError(f"{message.role} on node {message.node}: {message.reason}"))
+
+    # ---- tickets -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send what the scheduler has decided."""
+        scheduler = self._scheduler
+        if scheduler.to_start and self._env_hosts:
+            tickets, scheduler.to_start = scheduler.to_start, []
+            self._start(tickets)
+        if scheduler.to_stop:
+            stops, scheduler.to_stop = scheduler.to_stop, []
+            self._stop(stops)
+        trainer = self._roles["trainer"]
+        if scheduler.to_discard and trainer.done():
+            discarded, scheduler.to_discard = scheduler.to_discard, []
+            self.node.tell(trainer.result(), Discard(discarded))
+
+    def _start(self, tickets: list[Ticket]) -> None:
+        shares: dict[Ref, list[Ticket]] = {}
+        for ticket in tickets:
+            host = self._env_hosts[next(self._turn) % len(self._env_hosts)]
+            self._where[ticket.id] = host
+            shares.setdefault(host, []).append(ticket)
+        for host, share in shares.items():
+            self.node.tell(host, Start(share))
+
+    def _stop(self, stops: list[tuple[str, str]]) -> None:
+        shares: dict[tuple[Ref, str], list[str]] = {}
+        for ticket, reason in stops:
+            host = self._where.pop(ticket, None)
+            if host is not None:
+                shares.setdefault((host, reason), []).append(ticket)
+        for (host, reason), tickets in shares.items():
+            self.node.tell(host, Stop(tickets, reason))
+
+    @handler
+    async def outcome(self, message: Outcome) -> None:
+        self._ended(message)
+
+    def _ended(self, outcome: Outcome) -> None:
+        self._where.pop(outcome.ticket, None)
+        evaluation = self._evaluations.pop(outcome.ticket, None)
+        if evaluation is not None:
+            if not evaluation.done():
+                evaluation.set_result(outcome)
+            return
+        if outcome.state == "stored":
+            self._scheduler.stored(outcome)
+        else:
+            self._scheduler.lost(outcome)
+        self.flush()
+
+    def learner_version(self, version: int, alpha: int) -> None:
+        """Tell all env hosts which trajectories may still be trained on."""
+        for host in self._env_hosts:
+            self.node.tell(host, LearnerVersion(version, alpha))
+
+    async def evaluate(self, tickets: list[Ticket], timeout_s: float) -> list[Outcome]:
+        """Run evaluation tickets to their outcomes. Raises ``TimeoutError`` naming how many are missing."""
+        loop = asyncio.get_running_loop()
+        futures = {ticket.id: loop.create_future() for ticket in tickets}
+        self._evaluations |= futures
+        self._start(tickets)
+        try:
+            return await asyncio.wait_for(asyncio.gather(*futures.values()), timeout_s)
+        except TimeoutError:
+            missing = [id_ for id_ in futures if id_ in self._evaluations]
+            raise TimeoutError(
+                f"evaluation: {len(missing)} of {len(tickets)} episodes did not end within {timeout_s:g} s"
+            ) from None
+        finally:
+            for id_ in futures:
+                self._evaluations.pop(id_, None)
+
+    @handler
+    async def spans(self, message: SpansTaken) -> None:
+        self._spans(message)
+
+    # ---- the admin shell -----------------------------------------------------------------------------------------
+
+    @handler(concurrent=True)
+    async def status(self, message: GetStatus) -> Status:
+        return await self._desk.status(self.node, self._roles["proxy"])
+
+    @handler
+    async def nodes(self, message: GetNodes) -> Nodes:
+        return self._desk.nodes(self._joins.values())
+
+    @handler(concurrent=True)
+    async def trajectories(self, message: GetTrajectories) -> Trajectories:
+        states = [
+            await self.node.ask(host, DescribeEnv(), EnvState, timeout_s=DESCRIBE_TIMEOUT_S) for host in self._env_hosts
+        ]
+        return Trajectories([running for state in states for running in state.running])
+
+    @handler
+    async def pause(self, message: Pause) -> Changed:
+        return self._desk.pause()
+
+    @handler
+    async def unpause(self, message: Unpause) -> Changed:
+        return self._desk.unpause()
+
+    @handler
+    async def set_alpha(self, message: SetAlpha) -> Changed:
+        changed = self._desk.set_alpha(message.alpha)
+        self.learner_version(self._scheduler.version, self._scheduler.rules.alpha)
+        self.flush()
+        return changed

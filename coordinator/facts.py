@@ -1,0 +1,67 @@
+"""What a run writes into the metadata store: small, slow facts that others may look up.
+
+    /members/<node>                    ephemeral: where the node listens, its roles
+    /jobs/<run>/status                 state, version
+    /jobs/<run>/nodes/<node>/affinity  the node's affinity map
+    /jobs/<run>/nodes/<node>/binding   which processes run there, on which device
+
+Invariant: never on the path of a trajectory or a tensor; a store that fails is an error of the run, by name, within
+the store's own deadline.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from coordinator.messages import Join
+from coordinator.metadata.protocol import EntryExists, MetadataStore
+from coordinator.resources.resolve import Placement
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """Content of ``/jobs/<run>/status``."""
+
+    state: str
+    version: int
+
+
+class Member(msgspec.Struct, frozen=True):
+    """Content of ``/members/<node>``."""
+
+    run: str
+    control: str
+    epoch: int
+    roles: list[str]
+
+
+class Facts:
+    """One run's facts."""
+
+    def __init__(self, store: MetadataStore, run: str) -> None:
+        self._store = store
+        self._run = run
+
+    async def status(self, state: str, version: int) -> None:
+        await self._put(f"/jobs/{self._run}/status", RunStatus(state, version))
+
+    async def joined(self, join: Join) -> None:
+        """A node takes part."""
+        name = f"{self._run}.{join.node.name}"
+        member = Member(self._run, join.node.control, join.node.epoch, list(join.roles))
+        await self._put(f"/members/{name}", member, ephemeral=True)
+        await self._put_bytes(f"/jobs/{self._run}/nodes/{join.node.name}/affinity", bytes(join.affinity))
+
+    async def bound(self, node: str, placement: Placement) -> None:
+        await self._put(f"/jobs/{self._run}/nodes/{node}/binding", placement)
+
+    async def _put(self, path: str, value: msgspec.Struct, *, ephemeral: bool = False) -> None:
+        await self._put_bytes(path, msgspec.json.encode(value), ephemeral=ephemeral)
+
+    async def _put_bytes(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
+        try:
+            await self._store.create(path, value, ephemeral=ephemeral)
+        except EntryExists:
+            await self._store.write(path, value)
+
+    async def close(self) -> None:
+        await self._store.close()

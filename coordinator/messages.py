@@ -1,0 +1,137 @@
+"""What the coordinator is told by the roles of a run and asked by the admin shell."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from actors.core.ref import Ref
+from actors.env.messages import RunningTrajectory
+from actors.proxy.messages import EngineState
+from bus.message import NodeAddress
+
+Role = Literal["coordinator", "proxy", "env", "reward", "trainer", "weightsync"]
+ROLES: tuple[Role, ...] = ("proxy", "env", "reward", "trainer", "weightsync")
+"""The roles that a run needs beside its coordinator."""
+
+
+class Join(msgspec.Struct, frozen=True):
+    """A node wants to take part; answered with ``Welcome`` once the run is prepared."""
+
+    node: NodeAddress
+    roles: list[Role]
+    pid: int
+    affinity: msgspec.Raw  # the node's affinity map, as JSON
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """What a node needs to take its roles."""
+
+    run: str
+    job: msgspec.Raw  # the resolved job, as JSON
+    policy_config: str  # content of config.json for a policy that starts from a shape, else ""
+    job_directory: str  # where import paths of user code are relative to
+    run_directory: str
+    resume: str  # checkpoint directory to start from, or ""
+    version: int
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """A role's actor is there."""
+
+    role: Role
+    ref: Ref
+
+
+class Announced(msgspec.Struct, frozen=True):
+    """The coordinator knows it."""
+
+
+class Find(msgspec.Struct, frozen=True):
+    """Answered with ``Found`` once somebody has announced the role."""
+
+    role: Role
+    timeout_s: float
+
+
+class Found(msgspec.Struct, frozen=True):
+    ref: Ref
+
+
+class RoleFailed(msgspec.Struct, frozen=True):
+    """A role cannot go on; the run ends with this error."""
+
+    role: Role
+    node: str
+    reason: str
+
+
+# ---- the admin shell ------------------------------------------------------------------------------------------------
+
+
+class GetStatus(msgspec.Struct, frozen=True):
+    """Ask for ``Status``."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    run: str
+    state: str  # "starting", "running", "paused", "stopping"
+    step: int
+    steps: int
+    version: int
+    alpha: int
+    balance: str
+    in_flight: int
+    buffered: int
+    groups_complete: int
+    groups_needed: int
+    reward: float | None
+    success: float | None
+    evaluation: float | None
+    engines: list[EngineState]
+    elapsed_s: float
+
+
+class GetNodes(msgspec.Struct, frozen=True):
+    """Ask for ``Nodes``."""
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    name: str
+    roles: list[str]
+    pid: int
+    control: str
+    hardware: str
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    nodes: list[NodeFacts]
+
+
+class GetTrajectories(msgspec.Struct, frozen=True):
+    """Ask for ``Trajectories``."""
+
+
+class Trajectories(msgspec.Struct, frozen=True):
+    running: list[RunningTrajectory]
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Admit nothing and train nothing until ``Unpause``; what runs goes on to its end."""
+
+
+class Unpause(msgspec.Struct, frozen=True):
+    """Go on."""
+
+
+class SetAlpha(msgspec.Struct, frozen=True):
+    """Another staleness bound, from now on."""
+
+    alpha: int
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """What an order led to, for the person who gave it."""
+
+    message: str

@@ -1,0 +1,151 @@
+"""What a run writes down while it goes: metrics, progress, samples, the timeline and the report.
+
+Invariant: recording never stops a run silently and never fails it: a record that cannot be written is reported once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from actors.env.messages import Outcome
+from actors.telemetry import SpansTaken
+from coordinator.observe.lines import LineWriter
+from coordinator.observe.progress import Progress
+from coordinator.observe.records import EvalRecord, SampleRecord, Span, StepRecord, moving_average
+from coordinator.observe.report import write_report
+from coordinator.observe.rundir import RunDirectory
+from coordinator.observe.trackers import open_trackers
+
+SAMPLES_PER_STEP = 1
+REPORT_EVERY_S = 20.0
+
+
+class StepFacts:
+    """What the pipeline knows of a step."""
+
+    def __init__(
+        self,
+        *,
+        version: int,
+        outcomes: Sequence[Outcome],
+        statistics: dict[str, float],
+        seconds: dict[str, float],
+        in_flight: int,
+        buffered: int,
+        lost: dict[str, int],
+        tokens: int,
+    ) -> None:
+        self.version = version
+        self.outcomes = outcomes
+        self.statistics = statistics
+        self.seconds = seconds
+        self.in_flight = in_flight
+        self.buffered = buffered
+        self.lost = lost
+        self.tokens = tokens  # sampled by all engines since the run started
+
+
+class Recorder:
+    """See the module docstring."""
+
+    def __init__(self, run: RunDirectory, progress: Progress, *, resumed_version: int | None, elapsed_s: float) -> None:
+        self.progress = progress
+        self._run = run
+        self._trackers = open_trackers(run, progress.warn, resumed_version=resumed_version)
+        self._timeline = LineWriter(run.timeline)
+        self._started = time.monotonic() - elapsed_s
+        self._trend: float | None = None
+        self._tokens = 0
+        self._last_step = time.monotonic()
+        self._last_report = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def step(self, facts: StepFacts) -> StepRecord:
+        """Record one step."""
+        rewards = np.array([outcome.reward for outcome in facts.outcomes])
+        staleness = np.array([facts.version - 1 - outcome.initiating_version for outcome in facts.outcomes])
+        self._trend = moving_average(self._trend, float(rewards.mean()))
+        now = time.monotonic()
+        statistics = facts.statistics
+        record = StepRecord(
+            step=facts.version,
+            version=facts.version,
+            elapsed_s=self.elapsed_s,
+            reward_mean=float(rewards.mean()),
+            reward_std=float(rewards.std()),
+            reward_min=float(rewards.min()),
+            reward_max=float(rewards.max()),
+            reward_trend=self._trend,
+            success_rate=float(np.mean([outcome.success for outcome in facts.outcomes])),
+            trajectories=len(facts.outcomes),
+            tokens=sum(outcome.sampled_tokens for outcome in facts.outcomes),
+            tokens_per_s=(facts.tokens - self._tokens) / max(now - self._last_step, 1e-9),
+            staleness_mean=float(staleness.mean()),
+            staleness_max=int(staleness.max()),
+            in_flight=facts.in_flight,
+            buffered=facts.buffered,
+            lost=facts.lost,
+            loss=statistics.get("loss", float("nan")),
+            grad_norm=statistics.get("grad_norm", float("nan")),
+            entropy=statistics.get("entropy", float("nan")),
+            ratio_mean=statistics.get("ratio_mean", float("nan")),
+            kl_rollout=statistics.get("kl_rollout", float("nan")),
+            seconds=facts.seconds,
+            turns_mean=float(np.mean([outcome.turns for outcome in facts.outcomes])),
+        )
+        self._tokens, self._last_step = facts.tokens, now
+        for tracker in self._trackers:
+            tracker.log_step(record)
+        self.progress.step(record)
+        for outcome in sorted(facts.outcomes, key=lambda outcome: -outcome.reward)[:SAMPLES_PER_STEP]:
+            self.sample(outcome)
+        if now - self._last_report > REPORT_EVERY_S:
+            self._last_report = now
+            write_report(self._run)
+        return record
+
+    def sample(self, outcome: Outcome) -> None:
+        """Keep a trajectory for people to read."""
+        self._run.add_sample(
+            SampleRecord(
+                ticket=outcome.ticket,
+                version=outcome.initiating_version,
+                reward=outcome.reward,
+                success=outcome.success,
+                transcript=outcome.transcript,
+            )
+        )
+
+    def evaluation(self, version: int, outcomes: Sequence[Outcome]) -> EvalRecord:
+        """Record one evaluation. Episodes that were lost count as failures."""
+        record = EvalRecord(
+            version=version,
+            episodes=len(outcomes),
+            success=float(np.mean([outcome.success for outcome in outcomes])),
+            return_mean=float(np.mean([outcome.env_return for outcome in outcomes])),
+            turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
+        )
+        for tracker in self._trackers:
+            tracker.log_evaluation(record)
+        self.progress.evaluation(record)
+        return record
+
+    def spans(self, message: SpansTaken) -> None:
+        """Keep spans for the timeline."""
+        self._timeline.write_all(
+            Span(lane=s.lane, kind=s.kind, start=s.start, end=s.end, version=s.version, detail=s.detail)
+            for s in message.spans
+        )
+
+    def close(self, status: str) -> None:
+        """Write the last report; nothing is recorded afterwards."""
+        for tracker in self._trackers:
+            tracker.close()
+        self._timeline.close()
+        write_report(self._run, status=status)

@@ -1,0 +1,309 @@
+"""The training loop.
+
+    take batch -> train step -> publish version n+1 (while rollouts go on) -> each engine swaps when it has it
+         ^                                                                                     |
+         +------------------------- engines generate, env managers play <---------------------+
+
+With ``scheduling.order: paper`` the swap of the version before happens between taking a batch and training on it,
+instead of beside the next rollouts. alpha = 0 is the same loop: the scheduler then has no place free from a batch taken
+until the new version has its receipts. Evaluations and checkpoints happen between two steps, at a version that is fully published.
+
+Invariant: the learner's version is the number of optimiser steps done; versions are published in order, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from actors.core import Node, Ref
+from actors.env.messages import Ticket
+from actors.env.protocol import evaluation_task
+from actors.proxy.messages import DescribeProxy, ProxyState
+from actors.telemetry import Spans
+from actors.trainer.messages import GetWeights, SaveCheckpoint, Saved, Train, Trained, Weights
+from actors.weightsync.messages import Publish, Published
+from bus.message import RemoteError
+from coordinator.admin import RunState
+from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
+from coordinator.coordinator import Coordinator
+from coordinator.job import Job
+from coordinator.observe.recorder import Recorder, StepFacts
+from coordinator.scheduling.rolling import RollingScheduler, Taken
+
+PUBLISH_TIMEOUT_S = 600.0
+SAVE_TIMEOUT_S = 600.0
+DESCRIBE_TIMEOUT_S = 10.0
+
+
+class PipelineStuck(RuntimeError):
+    """A wait of the loop passed its deadline; the message says what was there and what was missing."""
+
+
+class EnginesLost(RuntimeError):
+    """A version reached no engine."""
+
+
+class Peers(msgspec.Struct, frozen=True):
+    """The actors that the loop talks to."""
+
+    proxy: Ref
+    trainer: Ref
+    weightsync: Ref
+
+
+class Pipeline:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        job: Job,
+        node: Node,
+        peers: Peers,
+        *,
+        coordinator: Coordinator,
+        scheduler: RollingScheduler,
+        checkpoints: Checkpoints,
+        recorder: Recorder,
+        state: RunState,
+        spans: Spans,
+        best_success: float | None,
+    ) -> None:
+        self._job = job
+        self._node = node
+        self._peers = peers
+        self._coordinator = coordinator
+        self._scheduler = scheduler
+        self._checkpoints = checkpoints
+        self._recorder = recorder
+        self._state = state
+        self._spans = spans
+        self._best = best_success
+        self._batch_ready = asyncio.Event()
+        self._publishing: asyncio.Task[Published] | None = None
+        self._evaluated = -1
+        self._stepping = asyncio.Event()  # clear while the ranks are between two versions
+        self._stepping.set()
+
+    def changed(self) -> None:
+        """Called by the scheduler whenever a batch may have become ready."""
+        self._batch_ready.set()
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Train to the last step, or until the target is reached; returns how it ended."""
+        version = await self._begin()
+        outcome = f"all {self._job.train.steps} steps are done"
+        if await self._evaluate(version):
+            return f"evaluation target {self._job.evaluation.target:g} is reached"
+        while version < self._job.train.steps:
+            await self._state.going.wait()
+            version, reached = await self._step(version)
+            if reached:
+                outcome = f"evaluation target {self._job.evaluation.target:g} is reached"
+                break
+        await self._published()
+        if self._evaluated != version:
+            await self._evaluate(version, always=True)
+        return outcome
+
+    async def _begin(self) -> int:
+        """Bring the first version to all engines, then let rollouts start."""
+        about = "the trainer's first weights"
+        timeout_s = self._job.coordinator.start_timeout_s
+        progress = self._recorder.progress
+        with progress.phase(f"starting the trainer ({self._job.train.backend})"):
+            weights = await self._node.ask(self._peers.trainer, GetWeights(), Weights, timeout_s=timeout_s, about=about)
+        version = weights.manifest.version
+        with progress.phase(f"starting engines ({self._job.rollout.engine})"):
+            await self._wait_for_engines(timeout_s)
+        with progress.phase("bringing the first weights to the engines"):
+            await self._publish(weights)
+        self._coordinator.learner_version(version, self._scheduler.rules.alpha)
+        self._state.phase = "running"
+        self._scheduler.open()
+        self._coordinator.flush()
+        return version
+
+    async def _wait_for_engines(self, timeout_s: float) -> None:
+        """All engines are up, or have been given up. Start-up waits for all, so that placement is as planned."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            state = await self._node.ask(
+                self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S, about="engines"
+            )
+            starting = [engine.name for engine in state.engines if engine.state in ("starting", "dead")]
+            if not starting:
+                return
+            if time.monotonic() > deadline:
+                raise PipelineStuck(f"engines not ready within {timeout_s:g} s: {', '.join(starting)}")
+            await asyncio.sleep(0.05)
+
+    async def _step(self, version: int) -> tuple[int, bool]:
+        """One turn of the loop: from ``version`` to the next."""
+        start = time.monotonic()
+        taken = await self._take()
+        waited = time.monotonic() - start
+        if self._job.scheduling.order == "paper":
+            await self._published()
+        trained, train_s = await self._train(taken, version)
+        version += 1
+        publish_start = time.monotonic()
+        await self._published()  # versions are published one at a time
+        self._publishing = asyncio.create_task(self._publish(trained.weights))
+        self._publishing.add_done_callback(lambda _: self._batch_ready.set())
+        evaluate, save = self._due(version)
+        seconds = {"wait_batch": waited, "train": train_s, "publish": time.monotonic() - publish_start}
+        await self._record(version, taken, trained, seconds)
+        reached = await self._evaluate(version) if evaluate else False
+        if save:
+            await self.checkpoint()
+        return version, reached
+
+    def _due(self, version: int) -> tuple[bool, bool]:
+        every, save = self._job.evaluation.every, self._job.checkpoint.every
+        return bool(every and version % every == 0), bool(save and version % save == 0)
+
+    async def _take(self) -> Taken:
+        """Wait for B complete groups that are fresh enough. Raises ``PipelineStuck`` saying what there is."""
+        timeout_s = self._job.scheduling.batch_timeout_s
+        start = time.time()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (self._scheduler.ready() and self._state.going.is_set()):
+                    self._batch_ready.clear()
+                    if self._publishing is not None and self._publishing.done():
+                        self._publishing.result()  # a publication that failed ends the wait for what it would bring
+                    await self._state.going.wait()
+                    await self._batch_ready.wait()
+        except TimeoutError:
+            scheduler = self._scheduler
+            in_flight, buffered = scheduler.counts()
+            raise PipelineStuck(
+                f"no batch within {timeout_s:g} s: {scheduler.complete_groups} of {scheduler.rules.groups_per_step} "
+                f"groups are complete, {in_flight} trajectories in flight, {buffered} buffered; "
+                f"ledger: {scheduler.ledger.balance()}"
+            ) from None
+        taken = self._scheduler.take()
+        self._coordinator.flush()
+        self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
+        return taken
+
+    async def _train(self, taken: Taken, version: int) -> tuple[Trained, float]:
+        start = time.monotonic()
+        timeout_s = self._job.train.step_timeout_s + self._job.coordinator.start_timeout_s
+        about = f"version {version + 1}"
+        self._stepping.clear()
+        try:
+            trained = await self._node.ask(
+                self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
+            )
+        except RemoteError:  # the ranks live and have not stepped: the batch is as good as before
+            self._scheduler.put_back(taken)
+            raise
+        finally:
+            self._stepping.set()
+        self._scheduler.trained(taken, version + 1)
+        self._coordinator.learner_version(version + 1, self._scheduler.rules.alpha)
+        self._coordinator.flush()
+        return trained, time.monotonic() - start
+
+    async def _publish(self, weights: Weights) -> Published:
+        order = Publish(weights.manifest, weights.source)
+        about = f"version {weights.manifest.version}"
+        published = await self._node.ask(
+            self._peers.weightsync, order, Published, timeout_s=PUBLISH_TIMEOUT_S, about=about
+        )
+        for engine, why in published.refused.items():
+            self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
+        self._scheduler.served(published.version)
+        self._coordinator.flush()
+        return published
+
+    async def _published(self) -> None:
+        """Wait for the publication under way, if any."""
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            await publishing
+
+    async def _record(self, version: int, taken: Taken, trained: Trained, seconds: dict[str, float]) -> None:
+        in_flight, buffered = self._scheduler.counts()
+        proxy = await self._node.ask(self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
+        facts = StepFacts(
+            version=version,
+            outcomes=taken.outcomes,
+            statistics=trained.statistics,
+            seconds=seconds,
+            in_flight=in_flight,
+            buffered=buffered,
+            lost=self._scheduler.ledger.ended(),
+            tokens=proxy.tokens,
+        )
+        record = self._recorder.step(facts)
+        self._state.step = version
+        self._state.reward, self._state.success = record.reward_mean, record.success_rate
+
+    # ---- evaluation and checkpoints ------------------------------------------------------------------------------
+
+    async def _evaluate(self, version: int, *, always: bool = False) -> bool:
+        """Greedy, held out, under exactly this version. Returns whether the target is reached."""
+        settings = self._job.evaluation
+        if settings.episodes == 0 or (settings.every == 0 and not always):
+            return False
+        await self._published()
+        start = time.time()
+        outcomes = await self._coordinator.evaluate(self._evaluation_tickets(version), self._evaluation_timeout_s())
+        self._spans.add("evaluate", start, time.time(), version=version)
+        self._evaluated = version
+        record = self._recorder.evaluation(version, outcomes)
+        self._state.evaluation = record.success
+        for outcome in outcomes[:1]:
+            self._recorder.sample(outcome)
+        if version > 0 and (self._best is None or record.success > self._best):
+            self._best = record.success
+            await self.checkpoint()
+            self._checkpoints.mark_best(version)
+        return settings.target is not None and record.success >= settings.target
+
+    def _evaluation_tickets(self, version: int) -> list[Ticket]:
+        return [
+            Ticket(f"e{version}-{index}", -1, evaluation_task(index), "evaluate", 0.0, self._job.seed + index)
+            for index in range(self._job.evaluation.episodes)
+        ]
+
+    def _evaluation_timeout_s(self) -> float:
+        environment, rollout = self._job.environment, self._job.rollout
+        return (environment.max_turns + 1) * (environment.step_timeout_s + rollout.turn_timeout_s)
+
+    async def checkpoint(self) -> Path:
+        """Write the state between two steps."""
+        state = RunCheckpoint(
+            FORMAT, self._scheduler.version, self._scheduler.state(), self._best, self._recorder.elapsed_s
+        )
+
+        async def write_ranks(directory: Path) -> Saved:
+            order = SaveCheckpoint(str(directory))
+            return await self._node.ask(self._peers.trainer, order, Saved, timeout_s=SAVE_TIMEOUT_S, about="checkpoint")
+
+        start = time.time()
+        path = await self._checkpoints.write(state, write_ranks)
+        self._spans.add("checkpoint", start, time.time(), version=state.version)
+        return path
+
+    async def leave_step(self, timeout_s: float) -> bool:
+        """Wait until the ranks are not between two versions, so that a checkpoint can be written."""
+        try:
+            await asyncio.wait_for(self._stepping.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Leave nothing running."""
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)

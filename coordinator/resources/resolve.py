@@ -1,0 +1,161 @@
+"""A job sizes itself from the affinity map: every "auto" becomes a number, every part a place.
+
+Invariant: a resolved job holds no "auto", and the placement names a device for every engine and trainer rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from coordinator.job import Job, JobError
+from hwprobe import AffinityMap, Device
+
+N = TypeVar("N")
+
+MAX_SEQUENCES = {"H800": 256, "H20": 128}
+"""Batch ceilings by hardware class (the brief's); other classes take ``DEFAULT_SEQUENCES``."""
+
+DEFAULT_SEQUENCES = 128
+DEFAULT_MODEL_LEN = 4096
+CORES_PER_WORKER = 8
+"""Environment code gets one worker process for this many cores, at least one."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One process and where it runs."""
+
+    name: str
+    role: Literal["engine", "trainer", "env-worker", "reward-worker"]
+    device: str  # id in the affinity map
+    hardware_class: str
+    threads: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """All child processes of a run."""
+
+    places: list[Place]
+
+    def of(self, role: str) -> list[Place]:
+        return [place for place in self.places if place.role == role]
+
+    def describe(self) -> str:
+        """A table for people."""
+        rows = [("process", "role", "device", "class", "threads")]
+        rows += [(p.name, p.role, p.device, p.hardware_class, str(p.threads)) for p in self.places]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        )
+
+
+class PolicyFacts(msgspec.Struct, frozen=True):
+    """What the control process needs to know of the model."""
+
+    vocab_size: int
+    max_positions: int
+
+
+def policy_facts(job: Job) -> PolicyFacts:
+    """From the shape or the model directory's ``config.json``. Raises ``JobError``."""
+    if job.policy.path is None:
+        return PolicyFacts(job.policy.shape.vocab_size, job.policy.shape.max_positions)
+    path = Path(job.policy.path) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        return PolicyFacts(int(config["vocab_size"]), int(config["max_position_embeddings"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobError(f"policy.path: {path}: not a usable config.json: {error!r}") from None
+
+
+def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
+    """Replace every "auto" and place every process. Raises ``JobError`` for what cannot fit."""
+    cpu = next(device for device in affinity.devices if device.id == "cpu")
+    gpus = list(affinity.gpus)
+    ranks = job.train.tensor_parallel
+    if gpus and len(gpus) < ranks + 1:
+        raise JobError(f"train.tensor_parallel: {ranks} ranks and an engine need {ranks + 1} GPUs, found {len(gpus)}")
+    for_training, for_rollout = (_split(gpus, ranks, job)) if gpus else ([cpu] * ranks, [cpu])
+    engines = _or(job.rollout.engines, len(for_rollout))
+    processes = engines + ranks
+    threads = max(1, affinity.cores // processes)
+    workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
+    in_flight = _capacity(job) * job.train.group_size
+    facts = policy_facts(job)
+    ceiling = MAX_SEQUENCES.get(for_rollout[0].hardware_class, DEFAULT_SEQUENCES)
+    kind = _engine_kind(job)
+    replace = msgspec.structs.replace
+    resolved = replace(
+        job,
+        environment=replace(job.environment, workers=workers, concurrent=_or(job.environment.concurrent, in_flight)),
+        rollout=replace(
+            job.rollout,
+            engine=kind,
+            engines=engines,
+            threads=_or(job.rollout.threads, threads),
+            max_sequences=_or(job.rollout.max_sequences, min(ceiling, max(1, -(-in_flight // engines)))),
+            max_model_len=_or(job.rollout.max_model_len, min(facts.max_positions, DEFAULT_MODEL_LEN)),
+        ),
+        train=replace(job.train, threads=_or(job.train.threads, threads)),
+    )
+    return resolved, _place(resolved, for_training, for_rollout, cpu)
+
+
+def _or(value: N | Literal["auto"], otherwise: N) -> N:
+    return otherwise if value == "auto" else value
+
+
+def _capacity(job: Job) -> int:
+    """Groups that may be in flight or buffered; see ``coordinator.scheduling.rolling.Rules``."""
+    return (1 + job.scheduling.alpha) * job.train.groups_per_step + job.scheduling.redundant_groups
+
+
+def _split(gpus: list[Device], ranks: int, job: Job) -> tuple[list[Device], list[Device]]:
+    """Training gets the compute-optimised devices first; rollout gets the rest, the declared class first."""
+    by_flops = sorted(gpus, key=lambda device: -(device.peak_bf16_flops or 0.0))
+    wanted = job.rollout.affinity.get(job.environment.name, job.rollout.affinity.get("default"))
+    rest = sorted(by_flops[ranks:], key=lambda device: device.hardware_class != wanted)
+    return by_flops[:ranks], rest
+
+
+def _engine_kind(job: Job) -> Literal["torch", "vllm"]:
+    installed = importlib.util.find_spec("vllm") is not None
+    if job.rollout.engine == "auto":
+        return "vllm" if installed else "torch"
+    if job.rollout.engine == "vllm" and not installed:
+        raise JobError(
+            "rollout.engine: vllm is not installed here; use rollout.engine=torch, or bin/setup without --light"
+        )
+    return job.rollout.engine
+
+
+def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu: Device) -> Placement:
+    places: list[Place] = []
+
+    def add(
+        name: str, role: Literal["engine", "trainer", "env-worker", "reward-worker"], on: Device, threads: int
+    ) -> None:
+        places.append(Place(name, role, on.id, on.hardware_class, threads))
+
+    for index in range(number(job.rollout.engines)):
+        add(f"engine-{index}", "engine", for_rollout[index % len(for_rollout)], number(job.rollout.threads))
+    for index in range(job.train.tensor_parallel):
+        add(f"trainer-{index}", "trainer", for_training[index], number(job.train.threads))
+    for index in range(number(job.environment.workers)):
+        add(f"env-worker-{index}", "env-worker", cpu, 1)
+    if job.reward.function != "environment":
+        for index in range(job.reward.workers):
+            add(f"reward-worker-{index}", "reward-worker", cpu, 1)
+    return Placement(places)
+
+
+def number(value: int | Literal["auto"]) -> int:
+    """A setting of a resolved job. Raises ``JobError`` for an unresolved one."""
+    if value == "auto":
+        raise JobError("the job is not resolved: a setting is still auto")
+    return value

@@ -1,0 +1,221 @@
+"""How each role of a run is started on a node: the actors, the child processes, and whom they look for.
+
+The same functions serve one command that holds all roles and a process for each: a role finds its peers through the
+coordinator, so the order of starting does not matter.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.core import Node, Ref
+from actors.core.hosting import ChildSpec
+from actors.core.pool import WorkerPool
+from actors.env.framing import framing_for
+from actors.env.manager import EnvHost, Peers
+from actors.env.tokenizers import load_tokenizer
+from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.fleet import EngineFleet
+from actors.proxy.proxy import LLMProxy
+from actors.reward.reward import RewardActor
+from actors.telemetry import Spans, report_spans
+from actors.trainer.store import TrajectoryStore
+from actors.trainer.trainer import BUFFER_FILE, Trainer
+from actors.weightsync.sync import WeightSync
+from coordinator.job import Job
+from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
+from coordinator.resources.resolve import Place, Placement, number, policy_facts
+
+ASK_TIMEOUT_S = 10.0
+
+
+class RoleContext:
+    """What a role gets to see of the run it takes part in."""
+
+    def __init__(
+        self,
+        node: Node,
+        coordinator: Ref,
+        job: Job,
+        placement: Placement,
+        *,
+        run: str,
+        job_directory: Path,
+        policy_directory: Path,
+        run_directory: Path,
+        resume: Path | None,
+        version: int,
+        host: str,
+        key_file: Path | None,
+    ) -> None:
+        self.node = node
+        self.coordinator = coordinator
+        self.job = job
+        self.placement = placement
+        self.run = run
+        self.job_directory = job_directory
+        self.policy_directory = policy_directory
+        self.run_directory = run_directory
+        self.resume = resume
+        self.version = version
+        self._host = host
+        self._key_file = key_file
+
+    async def find(self, role: Role) -> Ref:
+        """The actor that has a role, once it is announced. Raises ``TimeoutError`` or ``RemoteError`` naming it."""
+        timeout_s = self.job.coordinator.start_timeout_s
+        found = await self.node.ask(self.coordinator, Find(role, timeout_s), Found, timeout_s=timeout_s + ASK_TIMEOUT_S)
+        return found.ref
+
+    async def announce(self, role: Role, ref: Ref) -> None:
+        await self.node.ask(self.coordinator, Announce(role, ref), Announced, timeout_s=ASK_TIMEOUT_S)
+
+    def failed(self, role: Role) -> Callable[[BaseException], None]:
+        """What a role calls when it cannot go on."""
+        name = self.node.address.name
+        return lambda error: self.node.tell(self.coordinator, RoleFailed(role, name, str(error)))
+
+    def child(self, name: str, settings: Mapping[str, Any]) -> ChildSpec:
+        """The command line of a child process of this node."""
+        return ChildSpec(
+            name=f"{self.node.address.name}.{name}" if self.node.address.name != "control" else name,
+            job=self.run,
+            parent=self.node.address,
+            log_directory=str(self.run_directory / "logs"),
+            settings=dict(settings),
+            telemetry=self.coordinator,
+            host=self._host,
+            key_file=None if self._key_file is None else str(self._key_file),
+        )
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Environment variables of a child process: threads, and the one GPU that it may see."""
+        settings = {"OMP_NUM_THREADS": str(place.threads), "MKL_NUM_THREADS": str(place.threads)}
+        if place.device.startswith("gpu"):
+            settings["CUDA_VISIBLE_DEVICES"] = place.device.removeprefix("gpu")
+        return settings
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value)
+
+
+async def start_proxy(context: RoleContext) -> None:
+    """The LLM proxy and its engine processes."""
+    job, places = context.job, context.placement.of("engine")
+    limits = EngineLimits(number(job.rollout.max_sequences), number(job.rollout.max_model_len))
+    specs = {}
+    for index, place in enumerate(places):
+        settings = {
+            "kind": job.rollout.engine,
+            "policy_directory": str(context.policy_directory),
+            "dtype": job.policy.dtype,
+            "limits": _plain(limits),
+            "seed": job.seed + index,
+        }
+        spec = context.child(place.name, settings)
+        specs[spec.name] = (spec, context.environment(place), place.hardware_class)
+    classes = {name: class_ for name, (_, _, class_) in specs.items()}
+    proxy = LLMProxy(classes, job.rollout.affinity, failed=context.failed("proxy"))
+    proxy.fleet = EngineFleet(context.node, {name: (spec, env) for name, (spec, env, _) in specs.items()}, proxy)
+    ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)
+    await proxy.fleet.start()
+    await context.announce("proxy", ref)
+    proxy.introduce(await context.find("weightsync"))
+
+
+async def start_weightsync(context: RoleContext) -> None:
+    spans = Spans("weightsync")
+    proxy = await context.find("proxy")
+    ref = await context.node.spawn(lambda: WeightSync(proxy, spans), "weightsync", restarts=0)
+    context.node.background(report_spans(context.node, context.coordinator, spans))
+    await context.announce("weightsync", ref)
+
+
+async def start_reward(context: RoleContext) -> None:
+    job = context.job
+    if job.reward.function == "environment":
+        ref = await context.node.spawn(lambda: RewardActor(job.reward.timeout_s, None), "reward")
+    else:
+        pool = await _worker_pool(context, "reward-worker", "reward-pool", "reward")
+        ref = await context.node.spawn(lambda: RewardActor(job.reward.timeout_s, pool), "reward")
+    await context.announce("reward", ref)
+
+
+async def start_env(context: RoleContext) -> None:
+    """An env host and its pool of workers."""
+    job = context.job
+    framing = framing_for(load_tokenizer(job.policy))
+    pool = await _worker_pool(context, "env-worker", "env-pool", "env")
+    peers = Peers(
+        coordinator=context.coordinator,
+        proxy=await context.find("proxy"),
+        reward=await context.find("reward"),
+        store=await context.find("trainer"),
+    )
+    host = EnvHost(
+        job.environment,
+        job.rollout,
+        concurrent=number(job.environment.concurrent),
+        reward_timeout_s=job.reward.timeout_s,
+        framing=framing,
+        pool=pool,
+        peers=peers,
+    )
+    ref = await context.node.spawn(lambda: host, "env", restarts=0)
+    await context.announce("env", ref)
+
+
+async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) -> WorkerPool:
+    settings = {
+        "environment": _plain(context.job.environment),
+        "reward": _plain(context.job.reward),
+        "job_directory": str(context.job_directory),
+        "pool": actor,
+    }
+    places = context.placement.of(kind)
+    specs = {spec.name: spec for spec in (context.child(place.name, settings) for place in places)}
+    environment = context.environment(places[0])
+    pool = WorkerPool("actors.env.worker", specs, environment, context.failed(role))
+    await context.node.spawn(lambda: pool, actor, restarts=0)
+    return pool
+
+
+async def start_trainer(context: RoleContext) -> None:
+    """The trainer actor, its trajectory store and its rank processes."""
+    job, places = context.job, context.placement.of("trainer")
+    store = TrajectoryStore(context.run_directory / "store" / BUFFER_FILE)
+    rendezvous = context.run_directory / "store" / f"rendezvous-{uuid.uuid4().hex}"
+    specs = []
+    for rank, place in enumerate(places):
+        settings = {
+            "train": _plain(job.train),
+            "policy_directory": str(context.policy_directory),
+            "from_scratch": job.policy.path is None,
+            "dtype": job.policy.dtype,
+            "vocab_size": policy_facts(job).vocab_size,
+            "seed": job.seed,
+            "rank": rank,
+            "world_size": len(places),
+            "rendezvous": str(rendezvous),
+            "resume_from": None if context.resume is None else str(context.resume),
+            "version": context.version,
+        }
+        specs.append(context.child(place.name, settings))
+    trainer = Trainer(job.train, store, specs, context.environment(places[0]), context.failed("trainer"))
+    ref = await context.node.spawn(lambda: trainer, "trainer", restarts=0)
+    await context.announce("trainer", ref)
+
+
+START: dict[Role, Callable[[RoleContext], Awaitable[None]]] = {
+    "proxy": start_proxy,
+    "weightsync": start_weightsync,
+    "reward": start_reward,
+    "env": start_env,
+    "trainer": start_trainer,
+}

@@ -1,0 +1,332 @@
+"""One run from start to end, in the control process: prepare, start the roles, train, and leave everything in order.
+
+Invariant: however a run ends (done, interrupted, failed) its child processes are gone, its run directory holds a
+report, the conservation of trajectories has been checked, and a checkpoint was written unless the trainer is gone or
+the user insisted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from actors.core import Node, Ref
+from actors.policy import write_config
+from actors.telemetry import Spans, SpansTaken, report_spans
+from bus.message import BusError
+from bus.security import read_key
+from coordinator.admin import AdminDesk, RunState
+from coordinator.checkpoints import Checkpoints, RunCheckpoint
+from coordinator.coordinator import Coordinator
+from coordinator.facts import Facts
+from coordinator.job import Job
+from coordinator.messages import Join, Role, Welcome
+from coordinator.metadata import open_store
+from coordinator.observe.progress import Progress
+from coordinator.observe.recorder import Recorder
+from coordinator.observe.rundir import RunDirectory
+from coordinator.pipeline import Peers, Pipeline
+from coordinator.resources.resolve import Placement
+from coordinator.roles import START, RoleContext
+from coordinator.scheduling.ledger import Ledger
+from coordinator.scheduling.rolling import RollingScheduler, Rules
+from hwprobe import AffinityMap, encode
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+STEP_GRACE_S = 3.0
+"""How long an interrupted run waits for the step under way: its end is the next moment that can be saved."""
+
+CONTROL = "control"
+ADDRESS_FILE = "coordinator.address"
+
+
+class Conservation(RuntimeError):
+    """Trajectories were lost without a reason: a fault of this program."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is started with beside its job."""
+
+    job: Job
+    placement: Placement
+    affinity: AffinityMap
+    job_directory: Path
+    local_roles: Sequence[Role]
+    resume: RunCheckpoint | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    key_file: Path | None = None
+
+
+class Run:
+    """See the module docstring."""
+
+    def __init__(self, launch: Launch, directory: RunDirectory, progress: Progress) -> None:
+        self._launch = launch
+        self._directory = directory
+        self._progress = progress
+        self._name = directory.path.name
+        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._checkpoints = Checkpoints(directory.checkpoints, launch.job.checkpoint.keep)
+        resume = launch.resume
+        self._version = resume.version if resume is not None else 0
+        self._scheduler = self._make_scheduler()
+        self._state = RunState(self._name, launch.job.train.steps)
+        self._spans = Spans("coordinator")
+        self._recorder = Recorder(
+            directory,
+            progress,
+            resumed_version=self._version if resume is not None else None,
+            elapsed_s=resume.elapsed_s if resume is not None else 0.0,
+        )
+
+    def _make_scheduler(self) -> RollingScheduler:
+        job = self._launch.job
+        rules = Rules(
+            job.train.groups_per_step,
+            job.train.group_size,
+            job.scheduling.alpha,
+            job.scheduling.redundant_groups,
+            job.rollout.temperature,
+            job.seed,
+        )
+        return RollingScheduler(rules, Ledger())
+
+    async def run(self) -> int:
+        """Exit status: 0 done, 1 failed, 130 interrupted."""
+        launch = self._launch
+        key = read_key(launch.key_file) if launch.key_file is not None else None
+        self._listen_for_signals()
+        node = Node(CONTROL, host=launch.host, port=launch.port, key=key)
+        node.on_give_up(lambda ref, error: self._fail(BusError(f"{ref} failed too often: {error!r}")))
+        facts: Facts | None = None
+        status, outcome = 1, "failed"
+        try:
+            store = await open_store(
+                launch.job.coordinator.store,
+                directory=self._directory.path / "metadata",
+                timeout_s=launch.job.coordinator.store_timeout_s,
+            )
+            facts = Facts(store, self._name)
+            status, outcome = await self._train(node, facts)
+        except Interrupted as interruption:
+            status, outcome = 130, f"{interruption} before anything was trained"
+        except Exception as error:  # the last word on any failure, with its name
+            log.info("the run failed", exc_info=error)  # to the log file; the terminal gets one line
+            outcome = f"failed: {error}" if str(error) else f"failed: {error!r}"
+        finally:
+            self._state.phase = "stopping"
+            await node.close()
+            if facts is not None:
+                await self._close_facts(facts)
+            self._recorder.close(outcome)
+        balance = self._scheduler.ledger.balance()
+        self._progress.note(f"trajectories: {balance}")
+        if not balance.holds:
+            raise Conservation(f"trajectories do not add up: {balance}")
+        self._progress.finish(outcome, self._directory.places())
+        return status
+
+    async def _close_facts(self, facts: Facts) -> None:
+        try:
+            await facts.close()
+        except Exception as error:  # a store that is gone must not hide how the run ended
+            log.error("closing the metadata store failed: %s", error)
+
+    # ---- the parts -----------------------------------------------------------------------------------------------
+
+    async def _train(self, node: Node, facts: Facts) -> tuple[int, str]:
+        """Everything between an open store and a closed node."""
+        joins: list[Join] = []
+        coordinator = Coordinator(
+            self._scheduler,
+            self._welcome(),
+            failed=self._fail,
+            joined=joins.append,
+            spans=self._recorder.spans,
+            desk=AdminDesk(self._state, self._scheduler),
+        )
+        ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
+        self._write_address(ref)
+        node.background(report_spans(node, ref, self._spans))
+        await facts.status("starting", self._version)
+        await self._join_locally(node, ref, facts)
+        starting = asyncio.gather(*(self._start_role(role, node, ref) for role in self._launch.local_roles))
+        finding = asyncio.create_task(self._peers(coordinator, starting))
+        try:
+            peers = await self._race(finding)
+            pipeline = self._pipeline(node, coordinator, peers)
+            return await self._drive(pipeline, facts)
+        finally:
+            finding.cancel()
+            starting.cancel()
+            await asyncio.gather(finding, starting, return_exceptions=True)
+            self._recorder.spans(SpansTaken(self._spans.take()))
+
+    def _welcome(self) -> Welcome:
+        launch = self._launch
+        job = launch.job
+        config = json.dumps(job.policy.shape.hugging_face_config()) if job.policy.path is None else ""
+        resume = "" if launch.resume is None else str(self._checkpoints.path(launch.resume.version))
+        return Welcome(
+            run=self._name,
+            job=msgspec.Raw(msgspec.json.encode(job)),
+            policy_config=config,
+            job_directory=str(launch.job_directory),
+            run_directory=str(self._directory.path),
+            resume=resume,
+            version=self._version,
+        )
+
+    def _write_address(self, ref: Ref) -> None:
+        """Where the admin shell finds a run on this machine."""
+        (self._directory.path / ADDRESS_FILE).write_text(ref.node.control + "\n")
+
+    async def _join_locally(self, node: Node, ref: Ref, facts: Facts) -> None:
+        roles: list[Role] = ["coordinator", *self._launch.local_roles]
+        join = Join(node.address, roles, os.getpid(), msgspec.Raw(encode(self._launch.affinity)))
+        await node.ask(ref, join, Welcome, timeout_s=10.0)
+        await facts.joined(join)
+        await facts.bound(CONTROL, self._launch.placement)
+
+    async def _start_role(self, role: Role, node: Node, coordinator: Ref) -> None:
+        launch = self._launch
+        resume = None if launch.resume is None else self._checkpoints.path(launch.resume.version)
+        context = RoleContext(
+            node,
+            coordinator,
+            launch.job,
+            launch.placement,
+            run=self._name,
+            job_directory=launch.job_directory,
+            policy_directory=policy_directory(launch.job, self._directory.path),
+            run_directory=self._directory.path,
+            resume=resume,
+            version=self._version,
+            host=launch.host,
+            key_file=launch.key_file,
+        )
+        try:
+            await START[role](context)
+        except Exception as error:  # whatever keeps a role from starting ends the run, by name
+            self._fail(BusError(f"{role} did not start: {error}"))
+
+    async def _peers(self, coordinator: Coordinator, starting: asyncio.Future[list[None]]) -> Peers:
+        """Wait for the roles; the env host last, because it needs all others."""
+        timeout_s = self._launch.job.coordinator.start_timeout_s
+        proxy = await coordinator.role("proxy", timeout_s)
+        trainer = await coordinator.role("trainer", timeout_s)
+        weightsync = await coordinator.role("weightsync", timeout_s)
+        await coordinator.role("env", timeout_s)
+        await starting
+        return Peers(proxy, trainer, weightsync)
+
+    def _pipeline(self, node: Node, coordinator: Coordinator, peers: Peers) -> Pipeline:
+        resume = self._launch.resume
+        pipeline = Pipeline(
+            self._launch.job,
+            node,
+            peers,
+            coordinator=coordinator,
+            scheduler=self._scheduler,
+            checkpoints=self._checkpoints,
+            recorder=self._recorder,
+            state=self._state,
+            spans=self._spans,
+            best_success=None if resume is None else resume.best_success,
+        )
+        self._scheduler.on_change(pipeline.changed)
+        return pipeline
+
+    # ---- to the end ----------------------------------------------------------------------------------------------
+
+    async def _drive(self, pipeline: Pipeline, facts: Facts) -> tuple[int, str]:
+        """Train until done, interrupted or failed; then save."""
+        await facts.status("running", self._version)
+        training = asyncio.create_task(pipeline.run())
+        status = 0
+        try:
+            outcome = await self._race(training)
+        except Interrupted as interruption:
+            status, outcome = 130, str(interruption)
+        except BaseException:
+            await self._end(training, pipeline)
+            await self._save_after_failure(pipeline)
+            raise
+        can_save = await pipeline.leave_step(STEP_GRACE_S)
+        await self._end(training, pipeline)
+        saved = await self._save(pipeline) if can_save else "no checkpoint: the step under way took too long"
+        await facts.status("stopped", self._scheduler.version)
+        return status, f"{outcome}; {saved}"
+
+    async def _race(self, task: asyncio.Task[T]) -> T:
+        """The result of a task, unless a part of the run fails or Ctrl-C arrives first; the task is then left as it
+        is. Raises the failure, or ``Interrupted``."""
+        waiting: set[asyncio.Future[Any]] = {task, self._failure, self._interrupted}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if self._failure.done():
+            raise self._failure.result()
+        raise Interrupted("interrupted")
+
+    async def _end(self, training: asyncio.Task[str], pipeline: Pipeline) -> None:
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        await pipeline.stop()
+
+    async def _save(self, pipeline: Pipeline) -> str:
+        path = await pipeline.checkpoint()
+        return f"checkpoint {path.name} written"
+
+    async def _save_after_failure(self, pipeline: Pipeline) -> None:
+        """A logic error leaves a checkpoint too, where the trainer still lives."""
+        try:
+            async with asyncio.timeout(STEP_GRACE_S * 10):
+                if await pipeline.leave_step(STEP_GRACE_S):
+                    self._progress.note(await self._save(pipeline))
+        except Exception as error:  # the first failure is what the user must see
+            self._progress.warn(f"no checkpoint could be written: {error}")
+
+    # ---- signals and failures ------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("fatal: %s", error)
+        if not self._failure.done():
+            self._failure.set_result(error)
+
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._interrupted.done():  # the second one insists
+            self._progress.close()
+            os._exit(130)
+        self._progress.interrupted()
+        self._interrupted.set_result(None)
+
+
+def policy_directory(job: Job, run_directory: Path) -> Path:
+    """Where the processes that hold weights find ``config.json``; made here for a policy that starts from a shape."""
+    if job.policy.path is not None:
+        return Path(job.policy.path)
+    directory = run_directory / "policy"
+    write_config(job.policy.shape, directory)
+    return directory
