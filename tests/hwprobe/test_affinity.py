@@ -260,6 +260,13 @@ def test_a_map_too_large_for_the_store_is_refused_and_its_hosts_fit() -> None:
     assert part.pools[0].devices == tuple(f"node-3/gpu{index}" for index in range(16))
 
 
+def test_one_hosts_part_tells_its_own_findings_and_the_pools() -> None:
+    profile = ResourceProfile(gpus={"H20": GpuProfile(count=1)})
+    affinity = build_affinity_map([host("a", gpus("NVIDIA X9", 1)), host("b", gpus("NVIDIA X9", 1))], profile)
+    assert [finding.subjects for finding in affinity.findings] == [("a/gpu0", "b/gpu0"), ("H20",)]
+    assert [finding.subjects for finding in affinity.of_host("b").findings] == [("b/gpu0",), ("H20",)]
+
+
 def test_the_briefs_profile_is_read_from_yaml(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(

@@ -106,6 +106,14 @@ def test_bridged_pairs_are_each_others_only_peers(probe_with_fake: ProbeWithFake
     assert [gpu.nvlink_peers for gpu in answer.hardware.gpus] == [(1,), (0,), (3,), (2,)]
 
 
+def test_a_bridge_to_a_lost_gpu_leaves_no_peer(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
+    gpus = ";".join(["NVIDIA A100 80GB PCIe|81920"] * 2)
+    answer = probe_with_fake(
+        two_sockets(tmp_path), gpus=gpus, cpus=NEAR, links="12", ends="pair", faults="1:nvmlDeviceGetName:15"
+    )
+    assert [(gpu.nvlinks, gpu.nvlink_peers) for gpu in answer.hardware.gpus] == [(12, ())]
+
+
 def test_a_hung_call_costs_its_time_limit_and_names_itself(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
     answer = probe_with_fake(
         two_sockets(tmp_path), gpus=eight(H20), cpus=NEAR, faults="2:nvmlDeviceGetUUID:hang", nvml_timeout_s=2.0
