@@ -5,7 +5,7 @@ Consistent hashing (Karger et al., 1997) with virtual nodes. Point ``i`` of a sh
 eight bytes of ``blake2b(prefix)``, wrapping round. Python's own hash differs between processes and is not used.
 
 A shard's share of the circle varies by about ``1 / sqrt(vnodes)`` of its mean: with 1024 points that is 3 %, so that
-adding a shard to N moves less than ``1.2 / N`` of the prefixes by a wide margin (128 points, 9 %, would not keep it).
+adding the Nth shard moves less than ``1.2 / N`` of the prefixes by a wide margin (128 points, 9 %, would not keep it).
 """
 
 from __future__ import annotations

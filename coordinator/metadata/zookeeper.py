@@ -188,17 +188,12 @@ class ZooKeeperStore(MetadataStore):
 
     def _on_state(self, state: str) -> None:
         if state == KazooState.CONNECTED:
-            self._post(self._on_connected)
+            self._post(self._connected.set)
         elif state == KazooState.SUSPENDED:
             self._post(self._connected.clear)
         elif state == KazooState.LOST and self._closing is None:
             self._lost = f"{self._name}: the session was lost: the servers heard nothing of this client for too long"
             self._post(self._on_lost)
-
-    def _on_connected(self) -> None:
-        self._connected.set()
-        for follower in self._followers:
-            follower.doubt(None)
 
     def _on_lost(self) -> None:
         self._connected.set()  # whoever waits for a connection learns that there will be none
@@ -354,7 +349,7 @@ class _Reader:
 
     def _on_event(self, event: WatchedEvent) -> None:
         """On kazoo's thread."""
-        path = None if event.path is None else event.path[len(ROOT) :]
+        path = None if event.path is None else event.path[len(ROOT) :]  # None: the connection and the watches are gone
         self._store._post(lambda: self._follower.doubt(path))
 
 

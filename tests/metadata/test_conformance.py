@@ -423,7 +423,8 @@ def test_a_watch_of_the_nodes_sees_all_of_them(backend: Backend) -> None:
         for node in nodes:
             await store.create(f"{node}/x", b"")
         assert sorted(await take(watch, 8)) == [("created", node) for node in nodes]
-        assert await take(jobs, 1) == [("created", backend.job)]
+        await store.create(f"{backend.job}-next", b"")
+        assert sorted(await take(jobs, 2)) == [("created", backend.job), ("created", f"{backend.job}-next")]
         await store.write(nodes[3], b"1")
         assert await take(watch, 1) == [("written", nodes[3])]
         await store.delete(f"{nodes[5]}/x")
