@@ -33,6 +33,7 @@ from coordinator.messages import (
     Pause,
     Role,
     RoleFailed,
+    RunOver,
     SetAlpha,
     Status,
     Trajectories,
@@ -44,6 +45,8 @@ from coordinator.scheduling.rolling import RollingScheduler
 log = logging.getLogger(__name__)
 
 NODE_SILENCE_S = 30.0
+MEMBER = "member"
+"""The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
 
 
@@ -81,6 +84,9 @@ class Coordinator(Actor):
         waiting: list[asyncio.Future[Any]] = [*self._roles.values(), *self._evaluations.values()]
         for future in waiting:
             future.cancel()
+        for join in self._joins.values():
+            if join.node.name != self.node.address.name:
+                self.node.tell(Ref(join.node, MEMBER), RunOver("the run has ended"))
 
     # ---- who takes part ------------------------------------------------------------------------------------------
 

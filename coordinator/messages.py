@@ -30,11 +30,16 @@ class Welcome(msgspec.Struct, frozen=True):
 
     run: str
     job: msgspec.Raw  # the resolved job, as JSON
-    policy_config: str  # content of config.json for a policy that starts from a shape, else ""
     job_directory: str  # where import paths of user code are relative to
     run_directory: str
     resume: str  # checkpoint directory to start from, or ""
     version: int
+
+
+class RunOver(msgspec.Struct, frozen=True):
+    """To every node that joined: the run has ended."""
+
+    outcome: str
 
 
 class Announce(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@
 
 With ``scheduling.order: paper`` the swap of the version before happens between taking a batch and training on it,
 instead of beside the next rollouts. alpha = 0 is the same loop: the scheduler then has no place free from a batch taken
-until the new version has its receipts. Evaluations and checkpoints happen between two steps, at a version that is fully published.
+until the new version has its receipts. Evaluations and checkpoints happen between two steps, at a version that is
+fully published.
 
 Invariant: the learner's version is the number of optimiser steps done; versions are published in order, one at a time.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from actors.core import Node, Ref
-from actors.env.messages import Ticket
+from actors.env.messages import Outcome, Ticket
 from actors.env.protocol import evaluation_task
 from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.telemetry import Spans
@@ -111,8 +112,22 @@ class Pipeline:
             await self._evaluate(version, always=True)
         return outcome
 
+    async def held_out(self, tickets: list[Ticket]) -> list[Outcome]:
+        """Only play: bring the weights to the engines and run these tickets to their outcomes."""
+        await self._ready_engines()
+        return await self._coordinator.evaluate(tickets, self._evaluation_timeout_s())
+
     async def _begin(self) -> int:
         """Bring the first version to all engines, then let rollouts start."""
+        version = await self._ready_engines()
+        self._coordinator.learner_version(version, self._scheduler.rules.alpha)
+        self._state.phase = "running"
+        self._scheduler.open()
+        self._coordinator.flush()
+        return version
+
+    async def _ready_engines(self) -> int:
+        """Wait for trainer and engines; every engine then holds the trainer's version, which is returned."""
         about = "the trainer's first weights"
         timeout_s = self._job.coordinator.start_timeout_s
         progress = self._recorder.progress
@@ -123,10 +138,6 @@ class Pipeline:
             await self._wait_for_engines(timeout_s)
         with progress.phase("bringing the first weights to the engines"):
             await self._publish(weights)
-        self._coordinator.learner_version(version, self._scheduler.rules.alpha)
-        self._state.phase = "running"
-        self._scheduler.open()
-        self._coordinator.flush()
         return version
 
     async def _wait_for_engines(self, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ coordinator, so the order of starting does not matter.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ async def start_trainer(context: RoleContext) -> None:
     await context.announce("trainer", ref)
 
 
-START: dict[Role, Callable[[RoleContext], Awaitable[None]]] = {
+START: dict[Role, Callable[[RoleContext], Coroutine[Any, Any, None]]] = {
     "proxy": start_proxy,
     "weightsync": start_weightsync,
     "reward": start_reward,

@@ -8,11 +8,10 @@ the user insisted.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,16 +66,32 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     job_directory: Path
     local_roles: Sequence[Role]
     resume: RunCheckpoint | None = None
+    resume_directory: Path | None = None  # of that checkpoint
     host: str = "127.0.0.1"
     port: int = 0
     key_file: Path | None = None
 
 
+Program = Callable[[Pipeline], Coroutine[Any, Any, str]]
+"""What a run does once every part is up; returns how it ended."""
+
+
 class Run:
     """See the module docstring."""
 
-    def __init__(self, launch: Launch, directory: RunDirectory, progress: Progress) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        directory: RunDirectory,
+        progress: Progress,
+        *,
+        program: Program = Pipeline.run,
+        saves: bool = True,
+    ) -> None:
+        """``saves``: whether what the program leads to is worth a checkpoint."""
         self._launch = launch
+        self._program = program
+        self._saves = saves
         self._directory = directory
         self._progress = progress
         self._name = directory.path.name
@@ -180,13 +195,10 @@ class Run:
 
     def _welcome(self) -> Welcome:
         launch = self._launch
-        job = launch.job
-        config = json.dumps(job.policy.shape.hugging_face_config()) if job.policy.path is None else ""
-        resume = "" if launch.resume is None else str(self._checkpoints.path(launch.resume.version))
+        resume = "" if launch.resume_directory is None else str(launch.resume_directory)
         return Welcome(
             run=self._name,
-            job=msgspec.Raw(msgspec.json.encode(job)),
-            policy_config=config,
+            job=msgspec.Raw(msgspec.json.encode(launch.job)),
             job_directory=str(launch.job_directory),
             run_directory=str(self._directory.path),
             resume=resume,
@@ -206,7 +218,6 @@ class Run:
 
     async def _start_role(self, role: Role, node: Node, coordinator: Ref) -> None:
         launch = self._launch
-        resume = None if launch.resume is None else self._checkpoints.path(launch.resume.version)
         context = RoleContext(
             node,
             coordinator,
@@ -216,7 +227,7 @@ class Run:
             job_directory=launch.job_directory,
             policy_directory=policy_directory(launch.job, self._directory.path),
             run_directory=self._directory.path,
-            resume=resume,
+            resume=launch.resume_directory,
             version=self._version,
             host=launch.host,
             key_file=launch.key_file,
@@ -258,7 +269,7 @@ class Run:
     async def _drive(self, pipeline: Pipeline, facts: Facts) -> tuple[int, str]:
         """Train until done, interrupted or failed; then save."""
         await facts.status("running", self._version)
-        training = asyncio.create_task(pipeline.run())
+        training = asyncio.create_task(self._program(pipeline))
         status = 0
         try:
             outcome = await self._race(training)
@@ -270,8 +281,10 @@ class Run:
             raise
         can_save = await pipeline.leave_step(STEP_GRACE_S)
         await self._end(training, pipeline)
-        saved = await self._save(pipeline) if can_save else "no checkpoint: the step under way took too long"
         await facts.status("stopped", self._scheduler.version)
+        if not self._saves:
+            return status, outcome
+        saved = await self._save(pipeline) if can_save else "no checkpoint: the step under way took too long"
         return status, f"{outcome}; {saved}"
 
     async def _race(self, task: asyncio.Task[T]) -> T:
@@ -296,6 +309,8 @@ class Run:
 
     async def _save_after_failure(self, pipeline: Pipeline) -> None:
         """A logic error leaves a checkpoint too, where the trainer still lives."""
+        if not self._saves:
+            return
         try:
             async with asyncio.timeout(STEP_GRACE_S * 10):
                 if await pipeline.leave_step(STEP_GRACE_S):

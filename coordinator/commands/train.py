@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_intermixed_args(argv)
     try:
         return _main(arguments)
     except (JobError, RunDirectoryError, CheckpointUnusable) as error:
@@ -96,6 +96,7 @@ def _resume(path: Path, overrides: list[str]) -> int:
             job_directory=job_directory,
             local_roles=ROLES,
             resume=checkpoint,
+            resume_directory=Checkpoints(directory.checkpoints, 1).path(checkpoint.version),
         )
         return run(launch, directory)
 

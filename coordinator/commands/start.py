@@ -1,0 +1,183 @@
+"""``bin/start-ROLE``: one role of a run as a process of its own, on this or another host.
+
+    start-coordinator JOB.yaml [--host ADDRESS --port PORT --key-file FILE]     prints the address to join
+    start-proxy --join tcp://HOST:PORT [--host ADDRESS --key-file FILE]
+    (likewise env, reward, trainer, weightsync)
+
+Roles may start in any order and look for each other through the coordinator. Beyond loopback everybody needs the same
+key file; the run directory must be on a file system that the coordinator and the trainer share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.core import Actor, Node, Ref, handler
+from actors.core.logs import configure_logging
+from bus.message import BusError, NodeAddress
+from bus.security import SecurityError, read_key
+from coordinator.commands.train import prepare, run
+from coordinator.coordinator import MEMBER
+from coordinator.job import Job, JobError
+from coordinator.messages import ROLES, Join, Role, RunOver, Welcome
+from coordinator.observe.rundir import RunDirectory, RunDirectoryError
+from coordinator.preflight import check_job
+from coordinator.resources.resolve import resolve
+from coordinator.roles import START, RoleContext
+from coordinator.run import CONTROL, Launch, policy_directory
+from hwprobe import build_affinity_map, encode, probe
+
+log = logging.getLogger(__name__)
+
+JOIN_TIMEOUT_S = 60.0
+COORDINATOR_SILENCE_S = 60.0
+
+
+def parser(role: str) -> argparse.ArgumentParser:
+    """Of ``bin/start-ROLE``."""
+    result = argparse.ArgumentParser(prog=f"start-{role}")
+    if role == "coordinator":
+        result.description = "Lead a run; the other roles join it at the address that is printed."
+        result.add_argument("job", type=Path, help="job file (YAML)")
+        result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+        result.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
+        result.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
+    else:
+        result.description = f"Take the role {role} of a run, on this host."
+        result.add_argument("--join", required=True, metavar="tcp://HOST:PORT", help="the coordinator's address")
+        result.add_argument("--name", default="", help="name of this node (default: ROLE-PID)")
+    result.add_argument("--host", default="127.0.0.1", help="address of this host to listen on (default: loopback)")
+    result.add_argument("--key-file", type=Path, help="cluster key; needed beyond loopback (make one with bin/keys)")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    role = words[0] if words else ""
+    if role not in ("coordinator", *ROLES):
+        print(f"error: expected a role first: coordinator, {', '.join(ROLES)}; found {role!r}", file=sys.stderr)
+        return 2
+    arguments = parser(role).parse_intermixed_args(words[1:])
+    arguments.role = role
+    try:
+        return _coordinate(arguments) if role == "coordinator" else asyncio.run(_take_role(arguments))
+    except (JobError, RunDirectoryError, SecurityError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _coordinate(arguments: argparse.Namespace) -> int:
+    job, affinity, placement = prepare(arguments.job, arguments.overrides)
+    job_directory = arguments.job.resolve().parent
+    check_job(job, job_directory)
+    with RunDirectory.create(arguments.runs, job.name) as directory:
+        directory.write_job(job)
+        (directory.path / "job_directory").write_text(f"{job_directory}\n")
+        launch = Launch(
+            job=job,
+            placement=placement,
+            affinity=affinity,
+            job_directory=job_directory,
+            local_roles=(),
+            host=arguments.host,
+            port=arguments.port,
+            key_file=arguments.key_file,
+        )
+        return run(launch, directory)
+
+
+class Member(Actor):
+    """Hears when the run is over."""
+
+    def __init__(self, over: asyncio.Future[str]) -> None:
+        self._over = over
+
+    @handler
+    async def run_over(self, message: RunOver) -> None:
+        _end(self._over, message.outcome)
+
+
+async def _take_role(arguments: argparse.Namespace) -> int:
+    role: Role = arguments.role
+    name = arguments.name or f"{role}-{os.getpid()}"
+    key = read_key(arguments.key_file) if arguments.key_file is not None else None
+    over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    _end_on_signals(over)
+    async with Node(name, host=arguments.host, key=key) as node:
+        await node.spawn(lambda: Member(over), MEMBER)
+        coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
+        affinity = build_affinity_map(probe())
+        join = Join(node.address, [role], os.getpid(), msgspec.Raw(encode(affinity)))
+        about = f"is a coordinator listening at {arguments.join}?"
+        welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
+        directory = _local_directory(welcome)
+        configure_logging(name, directory / "logs", job=welcome.run)
+        job = msgspec.json.decode(bytes(welcome.job), type=Job)
+        context = RoleContext(
+            node,
+            coordinator,
+            job,
+            resolve(job, affinity)[1],
+            run=welcome.run,
+            job_directory=Path(welcome.job_directory),
+            policy_directory=policy_directory(job, directory),
+            run_directory=directory,
+            resume=Path(welcome.resume) if welcome.resume else None,
+            version=welcome.version,
+            host=arguments.host,
+            key_file=arguments.key_file,
+        )
+        node.watch(
+            coordinator.node,
+            silence_s=COORDINATOR_SILENCE_S,
+            on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
+        )
+        starting = asyncio.create_task(START[role](context))
+        first: set[asyncio.Future[Any]] = {starting, over}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            print(f"{name}: {role} is ready for run {welcome.run}", flush=True)
+            outcome = await over
+        else:
+            starting.cancel()
+            outcome = over.result()
+        print(f"{name}: {outcome}", flush=True)
+        return 1 if outcome.startswith("lost") else 0
+
+
+def _local_directory(welcome: Welcome) -> Path:
+    """The run's directory where it is visible from here, else one of the same name below ``runs``."""
+    shared = Path(welcome.run_directory)
+    if shared.is_dir():
+        return shared
+    local = Path("runs") / welcome.run
+    local.mkdir(parents=True, exist_ok=True)
+    return local.resolve()
+
+
+def _end_on_signals(over: asyncio.Future[str]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _end, over, "stopped")
+
+
+def _end(over: asyncio.Future[str], outcome: str) -> None:
+    if not over.done():
+        over.set_result(outcome)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
