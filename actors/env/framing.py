@@ -4,9 +4,9 @@ Invariant: framing only ever appends. The tokens of an episode are ``opening`` +
 ``following`` + ...; what came before is never rendered or tokenised again, because the same text may have other token
 ids when it is tokenised in another context, and the trainer must see the ids that were sampled.
 
-``TextFraming`` (byte tokenizer): observations as they are; the environment's text says where an action goes, e.g.
-``0,0>``. ``ChatFraming`` (Hugging Face models): the opening is the chat template over [system, user] with the
-generation prompt. What follows a sampled turn is found once per text by rendering a whole conversation, ::
+``TextFraming`` (byte tokenizer): observations as they are, actions right behind them. ``ChatFraming`` (Hugging Face
+models): the opening is the chat template over [system, user] with the generation prompt. What follows a sampled turn
+is found once per text by rendering a whole conversation, ::
 
     [user "u", assistant SENTINEL, user TEXT] + generation prompt
 

@@ -3,18 +3,21 @@
 Invariant: the dynamics are Gymnasium's own (its transition table steps the game); this module only writes positions
 as text and reads actions from it.
 
-The first observation shows the map row by row and the position, later ones the position alone::
+The first observation shows the map row by row and the position, later ones the position alone, as a column's letter
+and a row's number; a walk reads ::
 
     SFFF FHFH FFFH HFFG
-    0,0>R
-    0,1>D ...
+    a1 R b1 D ...
 
-so that with a byte-level tokenizer a turn costs five tokens, the action included, and the whole walk stays in view.
+(without the blanks). With a byte-level tokenizer a turn costs three tokens, the action included, the whole walk stays
+in view, and the two tokens before every action are the position: a policy from random weights learns this in about
+half the steps that a longer form such as ``0,1>`` takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_lowercase
 
 from gymnasium import Env
 from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv
@@ -32,8 +35,8 @@ class FrozenLake:
 
     system_prompt = (
         "You walk on a frozen lake from S to G. F is safe ice, H is a hole that ends the game. The map is given row "
-        "by row, your position as row,column counted from 0. Answer with one letter: L (left), D (down), R (right) "
-        "or U (up)."
+        "by row, from the top; your position is a column (a, b, ... from the left) and a row (1, 2, ... from the "
+        "top). Answer with one letter: L (left), D (down), R (right) or U (up)."
     )
 
     def __init__(self, map_name: str = "4x4", map: Sequence[str] | None = None, slippery: bool = False) -> None:
@@ -74,7 +77,7 @@ class FrozenLake:
 
     def _position(self, state: int) -> Observation:
         row, column = divmod(state, self._columns)
-        return Observation(f"{row},{column}>", ACTIONS)
+        return Observation(f"{ascii_lowercase[column]}{row + 1}", ACTIONS)
 
 
 def _named_map(name: str) -> list[str]:
@@ -88,6 +91,8 @@ def _checked_map(rows: Sequence[str]) -> list[str]:
         raise ValueError(f"map: expected a list of rows such as [SF, HG], found {rows!r}")
     if len({len(row) for row in rows}) != 1:
         raise ValueError(f"map: expected rows of one length, found lengths {[len(row) for row in rows]}")
+    if len(rows[0]) > len(ascii_lowercase):
+        raise ValueError(f"map: expected at most {len(ascii_lowercase)} columns, found {len(rows[0])}")
     tiles = set("".join(rows))
     if not tiles <= set("SFHG"):
         raise ValueError(f"map: expected only the tiles S, F, H and G, found {sorted(tiles - set('SFHG'))}")

@@ -12,7 +12,7 @@ One recorder serves one trajectory; each turn costs time proportional to its new
         completion = generate(recorder.prompt(), ...)
         recorder.sampled(completion.tokens, completion.logprobs, completion.versions, allowed_ids, "R")
         ...
-        recorder.observed(observation_tokens, "0,1>")
+        recorder.observed(observation_tokens, "b1")
     trajectory = recorder.finish(env_return=1.0, reward=1.0, success=True)
 """
 

@@ -49,7 +49,7 @@ def make(base: Path, name: str, **options: Any) -> Any:
 def test_a_name_of_the_catalogue_makes_that_environment(tmp_path: Path) -> None:
     lake = make(tmp_path, "frozenlake", map=["SF", "FG"])
     assert isinstance(lake, FrozenLake)
-    assert lake.reset(0).text == "SF FG\n0,0>"
+    assert lake.reset(0).text == "SF FG\na1"
 
 
 def test_a_users_class_or_function_is_called_with_the_options_in_their_declared_types(base: Path) -> None:

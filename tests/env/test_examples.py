@@ -21,7 +21,7 @@ def my_job(model_directory: Path) -> Job:
 def test_the_quick_start_job_plays_the_lake() -> None:
     job = load(EXAMPLES / "frozenlake.yaml")
     bench = Workbench(job.environment, EXAMPLES, job.reward)
-    assert bench.reset("a", 0).text == "SFFF FHFH FFFH HFFG\n0,0>"
+    assert bench.reset("a", 0).text == "SFFF FHFH FFFH HFFG\na1"
     assert [bench.step("a", action).reward for action in "DDRRDR"] == [0, 0, 0, 0, 0, 1]
     assert job.policy.path is None
 
