@@ -427,6 +427,15 @@ def test_a_load_that_fails_serves_nothing_until_one_succeeds(rig: Rig) -> None:
     assert answer.tokens.tolist() == rig.reference.greedy(2, prompt(6), 3)
 
 
+def test_weights_that_are_not_finite_leave_nothing_behind(rig: Rig) -> None:
+    rig.engine.add(generate("r", prompt(60), 4, temperature=0.0))
+    rig.engine.load_weights(1, [(name, torch.full_like(x, torch.nan)) for name, x in rig.reference.weights(1)])
+    assert np.isnan(rig.engine.score(prompt(90))).all()
+    rig.load(2)
+    np.testing.assert_allclose(rig.engine.score(prompt(30)), rig.reference.score(2, prompt(30)), rtol=0, atol=TOLERANCE)
+    assert finish(rig.engine)["r"].tokens.tolist() == rig.reference.greedy(2, prompt(60), 4)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [("model.layers.0.nonsense.weight", (64, 64)), ("model.embed_tokens.weight", (VOCABULARY, 32))],

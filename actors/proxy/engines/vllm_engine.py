@@ -26,8 +26,6 @@ from actors.proxy.engines.validation import check, check_score
 from actors.proxy.engines.vllm_environment import prepare
 
 GPU = prepare()
-# Reloading warns, at every version, about layers that have nothing to load (rotary positions, a tied head).
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 from vllm import SamplingParams  # noqa: E402  (reads the environment)
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
@@ -93,6 +91,7 @@ class VllmEngine:
             max_model_len=max_model_len + 1,  # a full sequence can still be scored, which samples one token more
             logprobs_mode="processed_logprobs",
             enable_prefix_caching=True,
+            prefix_caching_hash_algo="sha256_cbor",  # the default hashes pickles
             async_scheduling=False,  # a token in flight while weights change would carry the wrong version
             enforce_eager=True,
             disable_log_stats=True,
@@ -102,12 +101,15 @@ class VllmEngine:
             # Without a GPU a seeded request whose prompt is taken in pieces kills vLLM ("CPU Generator does not use
             # offset"): there every prompt runs whole.
             enable_chunked_prefill=None if GPU else False,
-            max_num_batched_tokens=None if GPU else max(STEP_TOKENS, max_model_len + 1),
+            max_num_batched_tokens=None if GPU else _step_tokens(max_sequences, max_model_len + 1),
         )
         if kv_cache_bytes is None:
             kv_cache_bytes = 2 * max_sequences * _sequence_bytes(arguments, max_model_len)
         arguments.kv_cache_memory_bytes = kv_cache_bytes
         self._llm = LLMEngine.from_engine_args(arguments)
+        # Reloading warns, at every version, about layers with nothing to load (rotary positions, a tied head). Said
+        # here because vLLM resets the levels of its loggers when an engine starts.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self._core = self._llm.engine_core
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._tensors = policy_tensors(policy_dir)
@@ -270,6 +272,11 @@ class VllmEngine:
         for held in self._held.values():
             held.inside = None
         self._outside = dict(self._held)
+
+
+def _step_tokens(sequences: int, longest: int) -> int:
+    """Room for one whole prompt and a token of everybody else, and no more than all sequences together have."""
+    return min(max(STEP_TOKENS, longest + sequences), sequences * longest)
 
 
 def _sequence_bytes(arguments: EngineArgs, max_model_len: int) -> int:

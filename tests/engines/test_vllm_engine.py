@@ -1,0 +1,48 @@
+"""What only vLLM does: prompts that do not fit into one step together, and preemption where the cache is full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+from actors.proxy.engines import vllm_engine
+from actors.proxy.engines.protocol import GenerateRequest
+from actors.proxy.engines.vllm_engine import VllmEngine
+from tests.engines.reference import Reference, finish, prompt, write_tiny_policy
+
+
+def check(directory: Path, requests: list[GenerateRequest], **options: Any) -> None:
+    policy_dir = write_tiny_policy(directory, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    engine = VllmEngine(policy_dir, max_sequences=6, max_model_len=127, **options)
+    try:
+        engine.load_weights(0, reference.weights(0))
+        for request in requests:
+            engine.add(request)
+        answers = finish(engine)
+        for request in requests:
+            answer = answers[request.request_id]
+            assert len(answer.tokens) == request.max_tokens
+            np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
+    finally:
+        engine.close()
+
+
+def test_seeded_prompts_that_do_not_fit_into_one_step_wait_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken in pieces they would end vLLM's process where there is no GPU."""
+    monkeypatch.setattr(vllm_engine, "STEP_TOKENS", 1)
+    requests = [GenerateRequest(f"r{i}", f"t{i}", prompt(90 + i, i), 6, seed=i) for i in range(9)]
+    check(tmp_path, requests)
+
+
+def test_requests_preempted_for_want_of_cache_come_back_with_the_right_logprobs(tmp_path: Path) -> None:
+    block_bytes = 32 * 2 * 2 * 2 * 32 * 4  # tokens x (keys, values) x layers x heads x size of a head x float32
+    requests = [GenerateRequest(f"r{i}", f"t{i}", prompt(30, i), 90, seed=i) for i in range(6)]
+    check(tmp_path, requests, kv_cache_bytes=9 * block_bytes)
