@@ -16,10 +16,7 @@ EVERYWHERE = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-WITHOUT_GPU = {
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # "auto" pins the engines of one machine to the same cores
-}
+WITHOUT_GPU = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 def prepare() -> bool:
