@@ -10,6 +10,7 @@ decoding rows beside it pay.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,13 +42,21 @@ class KvStore:
         zeroed memory is mapped by the kernel only as it is used."""
         self.release()
         for _ in range(self._layers):
-            self.keys.append(torch.zeros(self._shape, dtype=self._dtype, device=self._device))
-            self.values.append(torch.zeros(self._shape, dtype=self._dtype, device=self._device))
+            self.keys.append(_zeroed(self._shape, self._dtype, self._device))
+            self.values.append(_zeroed(self._shape, self._dtype, self._device))
 
     def release(self) -> None:
         """Give the memory back; ``reset`` brings the store to life again."""
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+
+
+def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU ``torch.zeros`` writes every byte at once; NumPy asks the kernel for pages that are zero when first
+    touched, so that a store much larger than what is used costs next to nothing."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def kv_geometry(config: Any) -> tuple[int, int]:
