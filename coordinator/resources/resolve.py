@@ -87,6 +87,12 @@ def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
     facts = policy_facts(job)
+    longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
+    if job.rollout.max_model_len != "auto" and not 2 <= job.rollout.max_model_len <= longest:
+        raise JobError(
+            f"rollout.max_model_len: expected 2 to {longest} (one less than the model's {facts.max_positions} "
+            f"positions), found {job.rollout.max_model_len}"
+        )
     ceiling = MAX_SEQUENCES.get(for_rollout[0].hardware_class, DEFAULT_SEQUENCES)
     kind = _engine_kind(job)
     replace = msgspec.structs.replace
@@ -99,7 +105,7 @@ def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
             engines=engines,
             threads=_or(job.rollout.threads, threads),
             max_sequences=_or(job.rollout.max_sequences, min(ceiling, max(1, -(-in_flight // engines)))),
-            max_model_len=_or(job.rollout.max_model_len, min(facts.max_positions, DEFAULT_MODEL_LEN)),
+            max_model_len=_or(job.rollout.max_model_len, min(longest, DEFAULT_MODEL_LEN)),
         ),
         train=replace(job.train, threads=_or(job.train.threads, threads)),
     )
