@@ -199,6 +199,7 @@ def test_too_little_disk_is_one_clear_line(place: Place) -> None:
         ("eval", "coordinator.commands.eval"),
         ("play", "coordinator.commands.play"),
         ("admin", "coordinator.commands.admin"),
+        ("keys", "coordinator.commands.keys"),
         ("probe", "hwprobe"),
         ("start-coordinator", "coordinator.commands.start coordinator"),
         ("start-proxy", "coordinator.commands.start proxy"),

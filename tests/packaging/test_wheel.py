@@ -20,6 +20,7 @@ COMMANDS = {
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",
     "rollart-probe": "hwprobe.__main__:main",
+    "rollart-keys": "coordinator.commands.keys:main",
     "rollart-start": "coordinator.commands.start:main",
 }
 
