@@ -179,6 +179,14 @@ def test_no_suitable_python_is_one_clear_line(place: Place, answer: str, complai
     assert not place.venv.exists()
 
 
+def test_a_place_that_cannot_be_written_is_one_clear_line(place: Place) -> None:
+    done = place.setup("--light", ROLLART_VENV="/proc/venv")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "bin/setup: cannot write /proc/venv.lock: name a writable place for the environment with ROLLART_VENV\n"
+    )
+
+
 def test_too_little_disk_is_one_clear_line(place: Place) -> None:
     tools = place.folder / "tools"
     tools.mkdir()
