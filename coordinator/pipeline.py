@@ -214,11 +214,11 @@ class Pipeline:
                 self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
             )
         except RemoteError:  # the ranks live and have not stepped: the batch is as good as before
-            self._scheduler.put_back(taken)
+            self._scheduler.put_back()
             raise
         finally:
             self._stepping.set()
-        self._scheduler.trained(taken, version + 1)
+        self._scheduler.trained(version + 1)
         self._coordinator.learner_version(version + 1, self._scheduler.rules.alpha)
         self._coordinator.flush()
         return trained, time.monotonic() - start

@@ -189,7 +189,8 @@ async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) 
 async def start_trainer(context: RoleContext) -> None:
     """The trainer actor, its trajectory store and its rank processes."""
     job, places = context.job, context.placement.of("trainer")
-    store = TrajectoryStore(context.run_directory / "store" / BUFFER_FILE)
+    buffered = None if context.resume is None else context.resume / BUFFER_FILE
+    store = TrajectoryStore(context.run_directory / "store" / BUFFER_FILE, start_from=buffered)
     rendezvous = context.run_directory / "store" / f"rendezvous-{uuid.uuid4().hex}"
     specs = []
     for rank, place in enumerate(places):

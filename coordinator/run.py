@@ -20,6 +20,8 @@ import msgspec
 from actors.core import Node, Ref
 from actors.policy import write_config
 from actors.telemetry import Spans, SpansTaken, report_spans
+from actors.trainer.store import read_records
+from actors.trainer.trainer import BUFFER_FILE
 from bus.message import BusError
 from bus.security import read_key
 from coordinator.admin import AdminDesk, RunState
@@ -120,7 +122,12 @@ class Run:
             job.rollout.temperature,
             job.seed,
         )
-        return RollingScheduler(rules, Ledger())
+        scheduler = RollingScheduler(rules, Ledger())
+        resume, directory = self._launch.resume, self._launch.resume_directory
+        if self._saves and resume is not None and directory is not None:  # data order and buffer matter to who trains
+            held = [trajectory.ticket for trajectory, _ in read_records(directory / BUFFER_FILE)]
+            scheduler.restore(resume.scheduler, resume.version, held)
+        return scheduler
 
     async def run(self) -> int:
         """Exit status: 0 done, 1 failed, 130 interrupted."""

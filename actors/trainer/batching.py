@@ -20,7 +20,11 @@ class BadGroup(ValueError):
 
 
 def make_batch(groups: Sequence[Sequence[Trajectory]], settings: TrainSettings) -> TrainBatch:
-    """Advantages within each group, segments flattened, allowed sets interned. Raises ``BadGroup``."""
+    """Advantages within each group, segments flattened, allowed sets interned. Groups are of one size. Raises
+    ``BadGroup``."""
+    sizes = {len(group) for group in groups}
+    if len(sizes) != 1:
+        raise BadGroup(f"expected groups of one size, found sizes {sorted(sizes)}")
     rewards = np.array([[trajectory.reward for trajectory in group] for group in groups], np.float64)
     if not np.isfinite(rewards).all():
         named = [t.ticket for group in groups for t in group if not np.isfinite(t.reward)]

@@ -1,8 +1,9 @@
 """The trajectory store: bytes of scored trajectories, durable before they are acknowledged.
 
-Invariant: ``put`` returns only after the record is in the file, so the death of a process loses nothing that was
-acknowledged. Each record carries its length and a checksum; a torn record at the end of a file (a crash in the middle
-of a write) is dropped with a warning, anything else that does not fit is an error.
+Invariant: ``put`` returns only after the record has left this process, so the death of any process loses nothing that
+was acknowledged (a machine that loses power goes back to the last checkpoint, which is synced). Each record carries
+its length and checksums of both: a torn record at the end of a file (a crash in the middle of a write) is cut off with
+a warning, anything else that does not fit is an error. The file is rewritten once most of it is of no use any more.
 """
 
 from __future__ import annotations
@@ -16,26 +17,43 @@ from pathlib import Path
 
 from actors.trajectory import Trajectory
 from bus.codec import dumps, loads
+from bus.message import DecodeError
 
 log = logging.getLogger(__name__)
 
-_HEAD = struct.Struct("<II")  # length, crc32
+_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<III")  # length of the blob, crc32 of that length, crc32 of the blob
+
+SLACK_BYTES = 16 << 20
+"""Dead bytes that a file may hold before it is rewritten, beside as many as it has live ones."""
 
 
 class StoreCorrupt(RuntimeError):
-    """A record in the middle of a file that does not fit its checksum; the message names file and offset."""
+    """A record that does not fit its checksum; the message names file and offset."""
+
+
+class UnknownTrajectory(LookupError):
+    """A ticket whose trajectory is not in the store."""
 
 
 class TrajectoryStore:
     """Keeps trajectories by ticket, in memory and in one append-only file."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file, with what it holds."""
+    def __init__(self, path: Path, *, start_from: Path | None = None) -> None:
+        """Opens the file with what it holds or, on going on from a checkpoint, with what ``start_from`` holds instead.
+        Raises ``StoreCorrupt`` or ``OSError``."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._held: dict[str, Trajectory] = {}
+        self._bytes: dict[str, int] = {}  # of each one's record
+        self._file_bytes = 0
+        if start_from is not None:
+            path.write_bytes(start_from.read_bytes())
         if path.exists():
-            self._held = {trajectory.ticket: trajectory for trajectory in read_records(path)}
+            for trajectory, end in read_records(path):
+                self._note(trajectory, end - self._file_bytes)
+                self._file_bytes = end
+            os.truncate(path, self._file_bytes)  # what follows a torn record could not be read again
         self._file = path.open("ab")
 
     def __len__(self) -> int:
@@ -48,43 +66,42 @@ class TrajectoryStore:
         """Keep a trajectory; a ticket that is here already is left alone (the same message sent twice)."""
         if trajectory.ticket in self._held:
             return
-        self._file.write(_record(trajectory))
+        record = _record(trajectory)
+        self._file.write(record)
         self._file.flush()
+        self._file_bytes += len(record)
+        self._note(trajectory, len(record))
+
+    def _note(self, trajectory: Trajectory, size: int) -> None:
         self._held[trajectory.ticket] = trajectory
+        self._bytes[trajectory.ticket] = size
 
     def get(self, ticket: str) -> Trajectory:
-        """Raises ``KeyError`` naming the ticket."""
+        """Raises ``UnknownTrajectory``."""
         if ticket not in self._held:
-            raise KeyError(f"trajectory {ticket} is not in the store, which holds {len(self._held)}")
+            raise UnknownTrajectory(f"trajectory {ticket} is not in the store, which holds {len(self._held)}")
         return self._held[ticket]
 
     def drop(self, tickets: Iterable[str]) -> None:
-        """Forget trajectories; their bytes go at the next ``compact``."""
+        """Forget trajectories; unknown ones are fine."""
         for ticket in tickets:
-            self._held.pop(ticket, None)
+            if self._held.pop(ticket, None) is not None:
+                del self._bytes[ticket]
+        live = sum(self._bytes.values())
+        if self._file_bytes > 2 * live + SLACK_BYTES:
+            self.compact()
 
-    def restrict(self, tickets: Iterable[str]) -> list[str]:
-        """Keep only these; returns what was dropped."""
-        wanted = set(tickets)
-        foreign = [ticket for ticket in self._held if ticket not in wanted]
-        self.drop(foreign)
-        return foreign
+    def held(self) -> list[Trajectory]:
+        """What is here now, in the order of arrival."""
+        return list(self._held.values())
 
     def compact(self) -> None:
         """Rewrite the file with what is still held, atomically."""
         fresh = self._path.with_suffix(".new")
-        self.copy_to(fresh)
+        self._file_bytes = write_records(fresh, self.held())
         self._file.close()
         os.replace(fresh, self._path)
         self._file = self._path.open("ab")
-
-    def copy_to(self, path: Path) -> None:
-        """Write what is held to another file, durably."""
-        with path.open("wb") as file:
-            for trajectory in self._held.values():
-                file.write(_record(trajectory))
-            file.flush()
-            os.fsync(file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -92,23 +109,40 @@ class TrajectoryStore:
 
 def _record(trajectory: Trajectory) -> bytes:
     blob = dumps(trajectory)
-    return _HEAD.pack(len(blob), zlib.crc32(blob)) + blob
+    return _HEAD.pack(len(blob), zlib.crc32(_LENGTH.pack(len(blob))), zlib.crc32(blob)) + blob
 
 
-def read_records(path: Path) -> Iterator[Trajectory]:
-    """All whole records of a file. Raises ``StoreCorrupt``."""
-    data = path.read_bytes()
+def write_records(path: Path, trajectories: Iterable[Trajectory]) -> int:
+    """Write a file of its own, synced; returns its size. A ``TrajectoryStore`` can start from it."""
+    with path.open("wb") as file:
+        size = sum(file.write(_record(trajectory)) for trajectory in trajectories)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def read_records(path: Path) -> Iterator[tuple[Trajectory, int]]:
+    """All whole records of a file, each with the offset of its end. Raises ``StoreCorrupt``."""
+    data = memoryview(path.read_bytes())
     offset = 0
     while offset < len(data):
-        if offset + _HEAD.size > len(data):
-            log.warning("%s: a torn record at its end (offset %d) is dropped", path, offset)
+        where = f"{path}: the record at offset {offset}"
+        start = offset + _HEAD.size
+        if start > len(data):
+            log.warning("%s is torn: it is dropped", where)
             return
-        length, checksum = _HEAD.unpack_from(data, offset)
-        blob = data[offset + _HEAD.size : offset + _HEAD.size + length]
-        if len(blob) < length:
-            log.warning("%s: a torn record at its end (offset %d) is dropped", path, offset)
+        length, length_check, check = _HEAD.unpack_from(data, offset)
+        if zlib.crc32(_LENGTH.pack(length)) != length_check:
+            raise StoreCorrupt(f"{where} has a length that does not fit its checksum")
+        if start + length > len(data):
+            log.warning("%s is torn: it is dropped", where)
             return
-        if zlib.crc32(blob) != checksum:
-            raise StoreCorrupt(f"{path}: the record at offset {offset} does not fit its checksum")
-        yield loads(blob, Trajectory)
-        offset += _HEAD.size + length
+        blob = data[start : start + length]
+        if zlib.crc32(blob) != check:
+            raise StoreCorrupt(f"{where} does not fit its checksum")
+        try:
+            trajectory = loads(blob, Trajectory)
+        except DecodeError as error:
+            raise StoreCorrupt(f"{where} is whole, but no trajectory: {error}") from None
+        offset = start + length
+        yield trajectory, offset

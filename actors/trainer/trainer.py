@@ -1,7 +1,8 @@
 """The trainer actor: keeps the trajectories, starts the ranks, and turns groups into the next version of the weights.
 
-Invariant: one step runs at a time, each from version n to n + 1 on whole groups that are in the store; a rank that
-dies fails what waits for it with its last words and ends the run resumably (``gave_up``), never in a hang.
+Invariant: one step or checkpoint runs at a time, a step leads from version n to n + 1 on whole groups that are in the
+store; a rank that dies fails what waits for it with its last words and ends the run resumably (``gave_up``), never in a
+hang.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from actors.trainer.messages import (
     Weights,
     Welcomed,
 )
-from actors.trainer.store import TrajectoryStore
+from actors.trainer.store import TrajectoryStore, write_records
 from bus.message import Lane
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class Trainer(Actor):
         self._gave_up = gave_up
         self._children: list[Child] = []
         self._ranks: list[asyncio.Future[RankReady]] = []
+        self._busy = asyncio.Lock()  # every rank must see the same calls in the same order
         self._stopping = False
 
     async def on_start(self) -> None:
@@ -122,7 +124,7 @@ class Trainer(Actor):
         child.kill()
 
     async def _ready(self) -> list[RankReady]:
-        """All ranks, in order. Raises ``TrainerDied`` or ``TimeoutError``."""
+        """All ranks, in order. Raises ``TrainerDied``."""
         waiting = asyncio.gather(*(asyncio.shield(future) for future in self._ranks))
         try:
             return list(await asyncio.wait_for(waiting, START_TIMEOUT_S))
@@ -153,12 +155,14 @@ class Trainer(Actor):
     @handler(concurrent=True)
     async def train(self, message: Train) -> Trained:
         """Raises what the backend raises (``NotFinite`` names the trajectories) or ``PeerLost``."""
-        groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
-        batch = make_batch(groups, self._settings)
-        step = RunStep(message.version + 1, batch, self._learning_rate(message.version))
-        ranks = [ready.ref for ready in await self._ready()]
-        about = f"version {message.version + 1}"
-        results = await asyncio.gather(*(self._step(rank, step, about) for rank in ranks))
+        async with self._busy:
+            groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
+            step = RunStep(
+                message.version + 1, make_batch(groups, self._settings), self._learning_rate(message.version)
+            )
+            ranks = [ready.ref for ready in await self._ready()]
+            about = f"version {message.version + 1}"
+            results = await asyncio.gather(*(self._step(rank, step, about) for rank in ranks))
         self._store.drop(ticket for group in message.groups for ticket in group)
         if results[0].weights is None:
             raise TrainerDied("rank 0 returned no weights")
@@ -175,12 +179,11 @@ class Trainer(Actor):
     @handler(concurrent=True)
     async def save(self, message: SaveCheckpoint) -> Saved:
         start = time.monotonic()
-        directory = Path(message.directory)
-        self._store.compact()
-        self._store.copy_to(directory / BUFFER_FILE)
-        ranks = [ready.ref for ready in await self._ready()]
         order = SaveRank(message.directory)
-        await asyncio.gather(
-            *(self.node.ask(rank, order, RankSaved, timeout_s=SAVE_TIMEOUT_S, about="checkpoint") for rank in ranks)
-        )
+        async with self._busy:
+            await asyncio.to_thread(write_records, Path(message.directory) / BUFFER_FILE, self._store.held())
+            ranks = [ready.ref for ready in await self._ready()]
+            await asyncio.gather(
+                *(self.node.ask(rank, order, RankSaved, timeout_s=SAVE_TIMEOUT_S, about="checkpoint") for rank in ranks)
+            )
         return Saved(time.monotonic() - start)

@@ -1,8 +1,9 @@
 """The sample ledger: every ticket that was ever admitted, and how it ended.
 
     ADMITTED --Outcome stored--> BUFFERED --batch taken--> TAKEN --step done--> TRAINED
-        |                            |                        |
-        +------- lost (reason) ------+------ evicted (reason) +   (returned to BUFFERED if the step failed)
+        |  |                         |                        |
+        |  +-- lost (reason)         |                        +--> BUFFERED again, if the step did not happen
+        +----------------------------+-- evicted (reason)
 
 Invariant (conservation): admitted = trained + lost by reason + evicted by reason + in flight + buffered + taken, at
 any time. A ticket changes state only through the methods here, and each of them checks where it comes from.
@@ -29,7 +30,6 @@ class Entry(msgspec.Struct):
 
     ticket: Ticket
     state: State = "admitted"
-    outcome: Outcome | None = None  # once buffered
 
 
 class Balance(msgspec.Struct, frozen=True):
@@ -84,23 +84,25 @@ class Ledger:
 
     def buffer(self, outcome: Outcome) -> None:
         """Its trajectory is durably stored."""
-        entry = self._move(outcome.ticket, "admitted", "buffered")
-        entry.outcome = outcome
+        self._require(outcome.ticket, "admitted").state = "buffered"
 
     def take(self, tickets: list[str]) -> None:
-        for ticket in tickets:
-            self._move(ticket, "buffered", "taken")
+        """All or, with an error, none."""
+        for entry in [self._require(ticket, "buffered") for ticket in tickets]:
+            entry.state = "taken"
 
     def put_back(self, tickets: list[str]) -> None:
         """The step that took them did not happen."""
-        for ticket in tickets:
-            self._move(ticket, "taken", "buffered")
+        for entry in [self._require(ticket, "taken") for ticket in tickets]:
+            entry.state = "buffered"
 
     def train(self, tickets: list[str]) -> None:
+        """The step on them is done. All or, with an error, none."""
         for ticket in tickets:
             self._require(ticket, "taken")
+        for ticket in tickets:
             del self._live[ticket]
-            self.trained += 1
+        self.trained += len(tickets)
 
     def lose(self, ticket: str, reason: str) -> None:
         """It ended while it ran."""
@@ -109,8 +111,9 @@ class Ledger:
         self.lost[reason] += 1
 
     def evict(self, ticket: str, reason: str) -> None:
-        """It will not be trained on, whatever it has reached; a running one is stopped by whoever calls this."""
-        self.entry(ticket)
+        """It will not be trained on, though it runs or is buffered; whoever calls this stops or discards it."""
+        if self.entry(ticket).state == "taken":
+            raise LedgerError(f"ticket {ticket} is taken: the step on it must end first")
         del self._live[ticket]
         self.evicted[reason] += 1
 
@@ -120,12 +123,7 @@ class Ledger:
             raise LedgerError(f"ticket {ticket} is {entry.state}, expected {state}")
         return entry
 
-    def _move(self, ticket: str, before: State, after: State) -> Entry:
-        entry = self._require(ticket, before)
-        entry.state = after
-        return entry
-
-    def restore(self, balance: Balance, buffered: dict[str, tuple[Ticket, Outcome]]) -> None:
+    def restore(self, balance: Balance, buffered: list[Ticket]) -> None:
         """Go on from a checkpoint's balance: ``buffered`` tickets are live again, whatever else was live when it was
         taken was lost when the run was interrupted. To be called on a fresh ledger."""
         gone = balance.in_flight + balance.buffered + balance.taken - len(buffered)
@@ -133,8 +131,8 @@ class Ledger:
         self.lost, self.evicted = Counter(balance.lost), Counter(balance.evicted)
         if gone:
             self.lost["interrupted"] += gone
-        for id_, (ticket, outcome) in buffered.items():
-            self._live[id_] = Entry(ticket, "buffered", outcome)
+        for ticket in buffered:
+            self._live[ticket.id] = Entry(ticket, "buffered")
 
     def balance(self) -> Balance:
         states = Counter(entry.state for entry in self._live.values())

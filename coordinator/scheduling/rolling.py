@@ -13,6 +13,8 @@ Invariants:
 - alpha = 0: what still runs when a batch is taken is cut, no straggler is carried over, and nothing is admitted before
   the new version is served. The rest is the same rule: B groups are taken, and no place is free.
 
+Redundant groups (slack > 0) are there to be overtaken: with alpha >= 1 the slowest of them may become stale.
+
 It decides and records; messages are the coordinator's business (``to_start``, ``to_stop``, ``to_discard`` collect what
 there is to say). Nothing here reads a clock or waits.
 """
@@ -78,7 +80,8 @@ class RollingScheduler:
         self._groups: dict[int, Group] = {}
         self._group_of: dict[str, int] = {}
         self._open = False
-        self._training = 0  # groups of the batch that is trained on now
+        self._resumed: list[Ticket] = []  # members of a checkpoint's groups that run again, once it opens
+        self._taken: list[Group] = []  # the batch that is trained on now
         self._unserved: dict[int, int] = {}  # version -> groups it was trained on, until engines serve it
         self._next_group = 0
         self._next_ticket = 0
@@ -92,6 +95,8 @@ class RollingScheduler:
     def open(self) -> None:
         """Let groups in, up to the bound, from now on."""
         self._open = True
+        self.to_start += self._resumed
+        self._resumed = []
         self._admit()
 
     def close(self) -> None:
@@ -113,7 +118,7 @@ class RollingScheduler:
 
     def _places(self) -> int:
         """Groups that may be admitted now."""
-        on_their_way = self._training + sum(self._unserved.values())
+        on_their_way = len(self._taken) + sum(self._unserved.values())
         if self.rules.alpha == 0 and on_their_way:
             return 0
         return self.rules.capacity - len(self._groups) - on_their_way
@@ -142,21 +147,22 @@ class RollingScheduler:
     # ---- what comes back -----------------------------------------------------------------------------------------
 
     def stored(self, outcome: Outcome) -> None:
-        """A trajectory is durably stored."""
-        group = self._group(outcome.ticket)
-        if group is None:  # evicted while it was on its way
-            self.to_discard.append(outcome.ticket)
+        """A trajectory is durably stored. One that was evicted meanwhile is discarded, a repeated report ignored."""
+        group = self._running(outcome.ticket)
+        if group is None:
+            if outcome.ticket not in self.ledger:
+                self.to_discard.append(outcome.ticket)
             return
         self.ledger.buffer(outcome)
         group.missing.discard(outcome.ticket)
         group.stored[outcome.ticket] = outcome
-        if group.version < self.version - self.rules.alpha:
+        if self._is_stale(group):
             self._evict_group(group, "stale")
         self._admit()
 
     def lost(self, outcome: Outcome) -> None:
-        """A trajectory ended without a result."""
-        group = self._group(outcome.ticket)
+        """A trajectory ended without a result; reports on tickets that do not run here any more are ignored."""
+        group = self._running(outcome.ticket)
         if group is None:
             return
         self.ledger.lose(outcome.ticket, outcome.reason)
@@ -169,35 +175,38 @@ class RollingScheduler:
             self._add_member(group)
         self._admit()
 
-    def _group(self, ticket: str) -> Group | None:
+    def _running(self, ticket: str) -> Group | None:
+        """The group of a ticket that has not ended."""
         index = self._group_of.get(ticket)
-        return None if index is None else self._groups[index]
+        if index is None or ticket not in self._groups[index].missing:
+            return None
+        return self._groups[index]
 
     # ---- batches -------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Whether a batch can be taken now."""
-        self._evict_stale()
-        return len(self._complete()) >= self.rules.groups_per_step
+        return not self._taken and self.complete_groups >= self.rules.groups_per_step
 
     @property
     def complete_groups(self) -> int:
         """Groups of which every member is stored."""
-        return len(self._complete())
-
-    def _complete(self) -> list[Group]:
-        groups = [group for group in self._groups.values() if group.complete]
-        return sorted(groups, key=lambda group: (group.version, group.index))
+        return sum(group.complete for group in self._groups.values())
 
     def take(self) -> Taken:
         """The oldest complete groups, B of them; call only when ``ready``. At alpha = 0 the rest is cut."""
-        groups = self._complete()[: self.rules.groups_per_step]
-        if len(groups) < self.rules.groups_per_step:
-            raise RuntimeError(f"a batch needs {self.rules.groups_per_step} complete groups, there are {len(groups)}")
+        self._evict_stale()
+        complete = [group for group in self._groups.values() if group.complete]
+        groups = sorted(complete, key=lambda group: (group.version, group.index))[: self.rules.groups_per_step]
+        if self._taken or len(groups) < self.rules.groups_per_step:
+            raise RuntimeError(
+                f"a batch of {self.rules.groups_per_step} groups cannot be taken: {len(complete)} are complete, and "
+                f"{len(self._taken)} are being trained on"
+            )
         for group in groups:
             self.ledger.take(list(group.stored))
             self._remove(group)
-        self._training = len(groups)
+        self._taken = groups
         if self.rules.alpha == 0:
             for group in list(self._groups.values()):
                 self._evict_group(group, "straggler")
@@ -207,11 +216,16 @@ class RollingScheduler:
             [outcome for group in groups for outcome in group.stored.values()],
         )
 
-    def trained(self, taken: Taken, version: int) -> None:
-        """The step on a batch is done, and the learner is at ``version``."""
-        self.ledger.train([ticket for group in taken.groups for ticket in group])
+    def trained(self, version: int) -> None:
+        """The step on the batch is done, and the learner is at ``version``."""
+        if not self._taken or version != self.version + 1:
+            raise RuntimeError(
+                f"version {version} cannot follow version {self.version} on a batch of {len(self._taken)} groups: one "
+                f"batch makes one version"
+            )
+        self.ledger.train([ticket for group in self._taken for ticket in group.stored])
         self.version = version
-        self._unserved[version], self._training = self._training, 0
+        self._unserved[version], self._taken = len(self._taken), []
         self._evict_stale()
         self._admit()
 
@@ -220,31 +234,36 @@ class RollingScheduler:
         self._unserved = {unserved: groups for unserved, groups in self._unserved.items() if unserved > version}
         self._admit()
 
-    def put_back(self, taken: Taken) -> None:
-        """The step on a batch did not happen: its groups are buffered again."""
-        self._training = 0
-        outcomes = {outcome.ticket: outcome for outcome in taken.outcomes}
-        for tickets in taken.groups:
-            self.ledger.put_back(tickets)
-            ticket = self.ledger.entry(tickets[0]).ticket
-            stored = {id_: outcomes[id_] for id_ in tickets}
-            self._groups[ticket.group] = Group(ticket.group, ticket.task, set(), stored)
-            self._group_of |= dict.fromkeys(tickets, ticket.group)
+    def put_back(self) -> None:
+        """The step on the batch did not happen: its groups are buffered again."""
+        groups, self._taken = self._taken, []
+        for group in groups:
+            self.ledger.put_back(list(group.stored))
+            self._groups[group.index] = group
+            self._group_of |= dict.fromkeys(group.stored, group.index)
+        self._evict_stale()  # the bound may have been lowered meanwhile
+        self._admit()
+
+    def _is_stale(self, group: Group) -> bool:
+        """Groups that have not begun are as fresh as can be."""
+        return bool(group.stored) and group.version < self.version - self.rules.alpha
 
     def _evict_stale(self) -> None:
         for group in list(self._groups.values()):
-            if group.stored and group.version < self.version - self.rules.alpha:
+            if self._is_stale(group):
                 self._evict_group(group, "stale")
 
     def _evict_group(self, group: Group, reason: str) -> None:
-        for ticket in list(group.stored):
+        for ticket in group.stored:
             self.ledger.evict(ticket, reason)
             self.to_discard.append(ticket)
-        for ticket in sorted(group.missing):
-            self.ledger.evict(ticket, reason)
-            self.to_stop.append((ticket, reason))
-        waiting = group.missing
-        self.to_start = [ticket for ticket in self.to_start if ticket.id not in waiting]
+        unsent = {ticket.id for ticket in (*self.to_start, *self._resumed)}
+        for id_ in sorted(group.missing):
+            self.ledger.evict(id_, reason)
+            if id_ not in unsent:
+                self.to_stop.append((id_, reason))
+        self.to_start = [ticket for ticket in self.to_start if ticket.id not in group.missing]
+        self._resumed = [ticket for ticket in self._resumed if ticket.id not in group.missing]
         self._remove(group)
 
     def _remove(self, group: Group) -> None:
@@ -255,31 +274,37 @@ class RollingScheduler:
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def state(self) -> SchedulerState:
-        """Enough to go on from: the order of the data and the buffered groups."""
+        """Enough to go on from: the order of the data and the buffered groups. A batch that is being trained on is
+        among them: what is saved are the weights before its step."""
         groups = [
             GroupState(group.index, group.task, dict(group.stored), len(group.missing))
-            for group in self._groups.values()
+            for group in (*self._taken, *self._groups.values())
         ]
         return SchedulerState(self._next_group, self._next_ticket, groups, self.ledger.balance())
 
     def restore(self, state: SchedulerState, version: int, held: Iterable[str]) -> None:
-        """Take up where ``state`` left off; members whose bytes are not ``held`` are run again. To be called on a
-        fresh scheduler."""
+        """Take up where ``state`` left off; members whose bytes are not ``held`` are run again, and what is held
+        beyond them is discarded. To be called on a fresh scheduler, before ``open``."""
         present = set(held)
         self.version = version
         self._next_group, self._next_ticket = state.next_group, state.next_ticket
-        buffered = {
-            ticket: (Ticket(ticket, saved.index, saved.task, "train", self.rules.temperature, 0), outcome)
+        stored = {
+            saved.index: {id_: outcome for id_, outcome in saved.stored.items() if id_ in present}
             for saved in state.groups
-            for ticket, outcome in saved.stored.items()
-            if ticket in present
         }
-        self.ledger.restore(state.balance, buffered)
+        tickets = [self._restored(id_, saved) for saved in state.groups for id_ in stored[saved.index]]
+        self.ledger.restore(state.balance, tickets)
+        self.to_discard += sorted(present - {ticket.id for ticket in tickets})
         for saved in state.groups:
-            stored = {ticket: outcome for ticket, outcome in saved.stored.items() if ticket in present}
-            self._group_of |= dict.fromkeys(stored, saved.index)
-            self._add_group(saved.index, saved.task, stored, saved.rerun + len(saved.stored) - len(stored))
+            kept = stored[saved.index]
+            self._group_of |= dict.fromkeys(kept, saved.index)
+            self._add_group(saved.index, saved.task, kept, saved.rerun + len(saved.stored) - len(kept))
+        self._resumed, self.to_start = self.to_start, []
         self._evict_stale()
+
+    def _restored(self, id_: str, group: GroupState) -> Ticket:
+        """A ticket that has run already: its seed is of no use any more."""
+        return Ticket(id_, group.index, group.task, "train", self.rules.temperature, 0)
 
     def counts(self) -> tuple[int, int]:
         """Trajectories in flight and buffered."""
