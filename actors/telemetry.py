@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 
 import msgspec
 
@@ -15,6 +16,8 @@ from actors.core import Node, Ref
 MERGE_GAP_S = 0.05
 MERGE_LENGTH_S = 1.0
 REPORT_EVERY_S = 1.0
+KEPT = 10_000
+"""Spans kept while nobody takes them; the oldest go first."""
 
 
 class SpanRecord(msgspec.Struct, frozen=True):
@@ -40,7 +43,7 @@ class Spans:
     def __init__(self, lane: str) -> None:
         self._lane = lane
         self._lock = threading.Lock()
-        self._done: list[SpanRecord] = []
+        self._done: deque[SpanRecord] = deque(maxlen=KEPT)
         self._open: dict[str, tuple[float, float]] = {}
 
     def add(self, kind: str, start: float, end: float, *, version: int = -1, detail: str = "") -> None:
@@ -64,7 +67,8 @@ class Spans:
             for kind, (start, end) in self._open.items():
                 self._done.append(SpanRecord(self._lane, kind, start, end))
             self._open.clear()
-            done, self._done = self._done, []
+            done = list(self._done)
+            self._done.clear()
             return done
 
 
