@@ -1,11 +1,12 @@
 """The engine processes of one proxy: started, watched, restarted once each on their device, then removed.
 
-An engine is dead when its process ended or when it gave no sign of life for ``SILENCE_S`` (a stopped or hung process
-is killed first, so that two of one name never run).
+An engine is dead when its process ended, when it gave no sign of life for ``SILENCE_S``, or when it was not ready
+within ``START_TIMEOUT_S`` (a stopped or hung process is killed first, so that two of one name never run).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
 RESTARTS = 1
+START_TIMEOUT_S = 600.0
 
 
 class Owner(Protocol):
@@ -40,6 +42,8 @@ class EngineFleet:
         self._owner = owner
         self._children: dict[str, Child] = {}
         self._restarts = dict.fromkeys(specs, 0)
+        self._starting: dict[str, asyncio.TimerHandle] = {}
+        self._retired: set[str] = set()
         self._stopping = False
 
     async def start(self) -> None:
@@ -54,30 +58,50 @@ class EngineFleet:
             name, "actors.proxy.engines.process", [text], log_path=log_path, environment=environment
         )
         self._children[name] = child
+        if self._stopping or name in self._retired:  # meanwhile
+            await child.stop()
+            return
+        late = f"not ready within {START_TIMEOUT_S:g} s"
+        loop = asyncio.get_running_loop()
+        self._starting[name] = loop.call_later(START_TIMEOUT_S, self._on_silence, name, late)
         self._node.background(child.watch(lambda reason: self._on_death(name, reason)))
 
     def ready(self, name: str, address: NodeAddress) -> None:
         """The engine has reported in: watch for its heartbeats from now on."""
+        self._started(name)
         self._node.watch(address, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(name, why))
+
+    def _started(self, name: str) -> None:
+        timer = self._starting.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
     def _on_silence(self, name: str, why: str) -> None:
         log.error("engine %s: %s; killing it", name, why)
         self._children[name].kill()  # its death is then reported as any other
 
     def _on_death(self, name: str, reason: str) -> None:
-        if self._stopping:
+        if self._stopping or name in self._retired:
             return
+        self._started(name)
         self._node.unwatch(name)
         restarting = self._restarts[name] < RESTARTS
         self._restarts[name] += 1
         log.error("engine %s died (%s); %s", name, reason, "restarting it" if restarting else "removed")
         self._owner.engine_died(name, reason, restarting=restarting)
         if restarting:
-            self._node.background(self._launch(name))
+            self._node.background(self._relaunch(name))
+
+    async def _relaunch(self, name: str) -> None:
+        try:
+            await self._launch(name)
+        except OSError as error:
+            self._owner.engine_died(name, f"could not be started again: {error}", restarting=False)
 
     async def retire(self, name: str) -> None:
         """Stop one engine for good; nobody is told."""
-        self._restarts[name] = RESTARTS
+        self._retired.add(name)
+        self._started(name)
         self._node.unwatch(name)
         await self._children[name].stop()
 
@@ -85,6 +109,7 @@ class EngineFleet:
         """Stop all engines."""
         self._stopping = True
         for name, child in self._children.items():
+            self._started(name)
             self._node.unwatch(name)
             child.terminate()
         for child in self._children.values():

@@ -2,20 +2,23 @@
 
 Invariants:
 
-- every accepted ADD is answered at its ``reply_to`` exactly once: by an engine's host with ``Finished``, or from here
-  with ``RequestFailed`` and a reason. A request whose engine died is given to another one, at most ``MAX_MOVES`` times;
-- only engines with an accepted receipt serve. A request that arrives while none does waits here for one.
+- every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
+  ``RequestFailed`` and a reason. A request whose engine died is given to another one, at most ``MAX_MOVES`` times; what
+  the dead one may still have said comes on top of that, so whoever asked takes the first answer to a request id;
+- only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
+  that is about to come back, else here.
 
-An engine's life, as the proxy sees it:
+An engine's life, as the proxy sees it (``version`` is None while it holds no weights that were proven):
 
-    cold --(receipt accepted, Resume)--> serving --(Suspend)--> suspended --(Update)--> cold ... --(death)--> dead
+    starting --(EngineReady)--> cold --(Update, receipt accepted, Resume)--> serving <--(Suspend, Resume)--> suspended
+    any of them --(death)--> dead --(restarted, EngineReady)--> cold; --(no restart left, or Remove)--> removed
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, TypeVar
 
@@ -52,12 +55,15 @@ from actors.proxy.messages import (
 from actors.proxy.routing import choose, preferred_class
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
+from bus.message import PeerLost
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_MOVES = 3
+REMEMBERED = 10_000
+"""Finished requests whose ids are remembered, so that a late copy of an ADD has no effect."""
 SUSPEND_TIMEOUT_S = 120.0
 UPDATE_TIMEOUT_S = 300.0
 
@@ -107,6 +113,7 @@ class LLMProxy(Actor):
         self._where: dict[str, str] = {}  # request id -> engine
         self._holder: dict[str, str] = {}  # trajectory -> engine that has its prefix
         self._moves: Counter[str] = Counter()
+        self._finished: OrderedDict[str, None] = OrderedDict()
         self._flushing = False
         self._tokens = 0
         self._counters: Counter[str] = Counter()
@@ -120,15 +127,18 @@ class LLMProxy(Actor):
     async def add(self, message: Add) -> Accepted:
         """Route a request. A repeated id is accepted again without effect."""
         id_ = message.request.request_id
-        if id_ in self._where or id_ in self._queued:
+        if id_ in self._where or id_ in self._queued or id_ in self._finished:
             self._counters["repeated_adds"] += 1
             return Accepted(self._where.get(id_, ""))
         return Accepted(self._route(message))
 
     def _route(self, message: Add) -> str:
         request = message.request
+        if self._none_left():
+            self._fail(message, "no engine is left")
+            return ""
         serving = [engine for engine in self._engines.values() if engine.state == "serving"]
-        if not serving:  # suspended engines take requests into their queue rather than leave them homeless
+        if not serving:  # a suspended one has room to wait in, and may hold the prefix
             serving = [engine for engine in self._engines.values() if engine.state == "suspended"]
         preferred = preferred_class(self._affinity, message.domain)
         choice = choose(serving, preferred=preferred, holder=self._holder.get(request.trajectory))
@@ -164,7 +174,7 @@ class LLMProxy(Actor):
         """End a request wherever it is; unknown and finished ones are ignored."""
         queued = self._queued.pop(message.request_id, None)
         if queued is not None:
-            self.node.tell(queued.reply_to, RequestFailed(message.request_id, "aborted"))
+            self._fail(queued, "aborted")
         engine = self._engines.get(self._where.get(message.request_id, ""))
         if engine is not None and engine.host is not None:
             self._flush()  # the ADD must not arrive after its ABORT
@@ -173,6 +183,9 @@ class LLMProxy(Actor):
 
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
+        for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
+            del self._queued[add.request.request_id]
+            self._fail(add, "its trajectory has ended")
         holder = self._engines.get(self._holder.pop(message.trajectory, ""))
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
             self.node.tell(holder.host, HostForget([message.trajectory]))
@@ -182,10 +195,18 @@ class LLMProxy(Actor):
         self._tokens += message.tokens
         engine = self._engines.get(message.engine)
         for id_ in message.request_ids:
-            self._where.pop(id_, None)
-            self._moves.pop(id_, None)
-            if engine is not None:
-                engine.in_flight.pop(id_, None)
+            if engine is None or engine.in_flight.pop(id_, None) is None:
+                self._counters["late_answers"] += 1  # it was declared dead, and its requests were moved
+                continue
+            self._forget(id_)
+
+    def _forget(self, id_: str) -> None:
+        """A request has had its answer."""
+        self._where.pop(id_, None)
+        self._moves.pop(id_, None)
+        self._finished[id_] = None
+        if len(self._finished) > REMEMBERED:
+            self._finished.popitem(last=False)
 
     # ---- commands ------------------------------------------------------------------------------------------------
 
@@ -204,24 +225,35 @@ class LLMProxy(Actor):
     async def update(self, message: Update) -> AsyncIterator[Progress]:
         yield Accepted(message.engine)
         engine = self._known(message.engine)
+        engine.version = None  # what it held is gone, whatever comes
         receipt = await self._host(engine, HostUpdate(message.version), Receipt, UPDATE_TIMEOUT_S)
         yield Done(message.version, receipt)
 
     @handler(urgent=True)
     async def resume(self, message: Resume) -> AsyncIterator[Progress]:
         yield Accepted(message.engine or "")
-        for engine in self._meant(message.engine):
-            await self._host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
-            engine.state = "serving"
-            if message.version is not None:
-                engine.version = message.version
+        await asyncio.gather(*(self._resume(engine, message.version) for engine in self._meant(message.engine)))
         self._route_queued()
         yield Done(message.version)
 
+    async def _resume(self, engine: EngineEntry, version: int | None) -> None:
+        """``version``: whose receipt was accepted. Without one, an engine goes on with what it has proven before."""
+        proven = engine.version if version is None else version
+        if proven is None:
+            raise ValueError(f"engine {engine.name} has no accepted receipt: it cannot serve")
+        await self._host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
+        engine.state, engine.version = "serving", proven
+
     async def _host(self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float) -> T:
-        if engine.host is None:
-            raise ValueError(f"engine {engine.name} is {engine.state}: it cannot take {type(message).__name__}")
-        return await self.node.ask(engine.host, message, reply, timeout_s=timeout_s, about=f"engine {engine.name}")
+        """Ask an engine's host. Raises ``PeerLost`` where the engine is gone, be it after it has answered."""
+        about = f"engine {engine.name}"
+        host = engine.host
+        if host is None:
+            raise PeerLost(f"{about} is {engine.state}: it cannot take {type(message).__name__}")
+        answer = await self.node.ask(host, message, reply, timeout_s=timeout_s, about=about)
+        if engine.host is not host:
+            raise PeerLost(f"{about} died after {type(message).__name__}")
+        return answer
 
     def _known(self, name: str) -> EngineEntry:
         if name not in self._engines:
@@ -229,15 +261,19 @@ class LLMProxy(Actor):
         return self._engines[name]
 
     def _meant(self, name: str | None) -> list[EngineEntry]:
+        """One engine, or all that have something to suspend or resume."""
         if name is not None:
             return [self._known(name)]
-        return [engine for engine in self._engines.values() if engine.state in ("serving", "suspended")]
+        engines = [engine for engine in self._engines.values() if engine.state in ("serving", "suspended")]
+        return [engine for engine in engines if engine.version is not None]
 
     # ---- engines come and go -------------------------------------------------------------------------------------
 
     @handler(urgent=True)
     async def engine_ready(self, message: EngineReady) -> Acknowledged:
         engine = self._known(message.engine)
+        if engine.state == "removed":
+            raise ValueError(f"engine {engine.name} was taken out of routing")
         engine.host, engine.limits, engine.state, engine.version = message.host, message.limits, "cold", None
         log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
         self.fleet.ready(engine.name, message.host.node)
@@ -255,6 +291,8 @@ class LLMProxy(Actor):
     def engine_died(self, name: str, reason: str, *, restarting: bool) -> None:
         """Called by the fleet: give the engine's requests to others, or keep them until one serves."""
         engine = self._engines[name]
+        if engine.state == "removed":
+            return
         engine.state = "dead" if restarting else "removed"
         engine.restarts += restarting
         if engine.host is not None:
@@ -264,30 +302,32 @@ class LLMProxy(Actor):
         self._counters["engine_deaths"] += 1
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
-        self._move_requests(engine, reason)
-        if all(entry.state == "removed" for entry in self._engines.values()):
+        self._move_requests(engine, f"engine {name}: {reason}")
+        if self._none_left():
+            waiting, self._queued = self._queued, {}
+            for add in waiting.values():
+                self._fail(add, f"no engine is left; the last, {name}: {reason}")
             self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
+
+    def _none_left(self) -> bool:
+        return all(engine.state == "removed" for engine in self._engines.values())
 
     def _move_requests(self, engine: EngineEntry, reason: str) -> None:
         moving, engine.in_flight = engine.in_flight, {}
-        none_left = all(entry.state == "removed" for entry in self._engines.values())
         for id_, add in moving.items():
-            self._where.pop(id_, None)
-            self._holder.pop(add.request.trajectory, None)
+            del self._where[id_]
             self._moves[id_] += 1
-            if none_left or self._moves[id_] > MAX_MOVES:
-                self._fail(add, f"engine {engine.name}: {reason}")
+            if self._holder.pop(add.request.trajectory, None) is None:
+                self._fail(add, f"its trajectory has ended, and {reason}")
+            elif self._none_left() or self._moves[id_] > MAX_MOVES:
+                self._fail(add, reason)
             else:
                 self._counters["requests_moved"] += 1
                 self._route(add)
-        if none_left:
-            for add in list(self._queued.values()):
-                self._fail(add, f"no engine is left; the last, {engine.name}: {reason}")
-            self._queued.clear()
 
     def _fail(self, add: Add, reason: str) -> None:
         self._counters["requests_failed"] += 1
-        self._moves.pop(add.request.request_id, None)
+        self._forget(add.request.request_id)
         self.node.tell(add.reply_to, RequestFailed(add.request.request_id, reason))
 
     @handler(urgent=True)

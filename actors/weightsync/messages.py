@@ -31,7 +31,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """Which engines hold the version, and which were refused and why."""
+    """Which engines hold the version, and which do not and why. In neither: those that died or get a newer one."""
 
     version: int
     engines: list[str]

@@ -27,13 +27,13 @@ class StagedVersion:
     """A version in host memory."""
 
     def __init__(self, manifest: Manifest, buffers: dict[str, np.ndarray]) -> None:
-        self._manifest = manifest
+        self.manifest = manifest
         self._buffers = buffers
         self.bytes = sum(buffer.nbytes for buffer in buffers.values())
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor, in the manifest's order, as views of the staged bytes."""
-        for name, fact in self._manifest.tensors.items():
+        for name, fact in self.manifest.tensors.items():
             flat = torch.from_numpy(self._buffers[name])
             yield name, flat.view(getattr(torch, fact.dtype)).view(fact.shape)
 
@@ -45,17 +45,24 @@ async def fetch(node: Node, source: Ref, manifest: Manifest) -> StagedVersion:
     about = f"version {manifest.version}"
     stream = node.stream(source, Fetch(manifest.version), Block, timeout_s=BLOCK_TIMEOUT_S, lane=Lane.BULK, about=about)
     async for block in stream:
-        buffer = buffers.get(block.name)
-        if buffer is None:
-            raise IncompleteVersion(f"{about}: a block of {block.name}, which is not in the manifest")
-        if block.offset != filled[block.name] or block.offset + block.data.nbytes > buffer.nbytes:
-            raise IncompleteVersion(
-                f"{about}: {block.name} has {filled[block.name]} of {buffer.nbytes} bytes, "
-                f"and the next block is {block.data.nbytes} bytes at {block.offset}"
-            )
-        buffer[block.offset : block.offset + block.data.nbytes] = block.data
-        filled[block.name] += block.data.nbytes
+        _place(block, buffers, filled, about)
     short = [name for name, count in filled.items() if count != buffers[name].nbytes]
     if short:
         raise IncompleteVersion(f"{about}: {len(short)} tensors are incomplete, first {short[0]}")
     return StagedVersion(manifest, buffers)
+
+
+def _place(block: Block, buffers: dict[str, np.ndarray], filled: dict[str, int], about: str) -> None:
+    buffer = buffers.get(block.name)
+    if buffer is None:
+        raise IncompleteVersion(f"{about}: a block of {block.name}, which is not in the manifest")
+    if block.data.dtype != np.uint8 or block.data.ndim != 1:
+        raise IncompleteVersion(f"{about}: {block.name} came as {block.data.dtype} {block.data.shape}, not as bytes")
+    end = block.offset + block.data.nbytes
+    if block.offset != filled[block.name] or end > buffer.nbytes:
+        raise IncompleteVersion(
+            f"{about}: {block.name} has {filled[block.name]} of {buffer.nbytes} bytes, "
+            f"and the next block is {block.data.nbytes} bytes at {block.offset}"
+        )
+    buffer[block.offset : end] = block.data
+    filled[block.name] = end

@@ -4,8 +4,12 @@ For each engine, side by side and overlapped with its generation as far as the s
 
     Stage (fetch, while it generates) -> SUSPEND -> UPDATE -> receipt verified -> RESUME
 
-Invariant: an engine serves only with an accepted receipt. A refused one is staged again, whole, once; then the engine
-goes out of routing. In-place reload means that the old version is gone: a refused engine cannot fall back to it.
+Invariants:
+
+- an engine serves only with an accepted receipt. Where the receipt is refused, or the version does not arrive, all of
+  it is sent again, once; then the engine goes out of routing, so that none goes on serving an old version for ever.
+  In-place reload means that the old version is gone: a refused engine cannot fall back to it;
+- an engine that dies holds nobody up: whatever was under way with it ends at once, and its successor joins anew.
 """
 
 from __future__ import annotations
@@ -13,7 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.messages import (
@@ -30,17 +37,43 @@ from actors.proxy.messages import (
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Manifest, Receipt, ReceiptRefused, size_bytes, verify
 from actors.weightsync.messages import EngineJoined, EngineLeft, Publish, Published
-from bus.message import BusError
+from bus.message import BusError, PeerLost, PeerRestarted, RemoteError
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
+RETRY_AFTER_S = 0.5
 STAGE_TIMEOUT_S = 300.0
 COMMAND_TIMEOUT_S = 300.0
+LOSSES = (PeerLost.__name__, PeerRestarted.__name__)
 
 
 class EngineGone(RuntimeError):
     """The engine died meanwhile; it will join again or not."""
+
+
+class _Member:
+    """One incarnation of an engine."""
+
+    def __init__(self, name: str, host: Ref) -> None:
+        self.name = name
+        self.host = host
+        self.lock = asyncio.Lock()
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def leave(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+class _Brought(msgspec.Struct, frozen=True):
+    """How it went with one engine."""
+
+    engine: str
+    failure: str = ""
+    overtaken: bool = False
+    swap_seconds: float = 0.0  # for how long it did not serve
 
 
 class WeightSync(Actor):
@@ -49,88 +82,127 @@ class WeightSync(Actor):
     def __init__(self, proxy: Ref, spans: Spans) -> None:
         self._proxy = proxy
         self._spans = spans
-        self._engines: dict[str, Ref] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._members: dict[str, _Member] = {}
         self._current: Publish | None = None
 
     @handler(concurrent=True)
     async def joined(self, message: EngineJoined) -> None:
         """A cold engine: bring it to the current version, if there is one yet."""
-        self._engines[message.engine] = message.host
-        self._locks.setdefault(message.engine, asyncio.Lock())
+        self._leave(message.engine, "a successor joined")
+        member = self._members[message.engine] = _Member(message.engine, message.host)
         if self._current is not None:
-            await self._bring(message.engine, self._current)
+            await self._bring(member, self._current)
 
-    @handler
+    @handler(urgent=True)
     async def left(self, message: EngineLeft) -> None:
-        self._engines.pop(message.engine, None)
+        self._leave(message.engine, message.reason)
+
+    def _leave(self, engine: str, reason: str) -> None:
+        member = self._members.pop(engine, None)
+        if member is not None:
+            member.leave(reason)
 
     @handler(concurrent=True)
     async def publish(self, message: Publish) -> Published:
-        """Answered when every engine holds the version or is out of routing."""
+        """Answered when every engine holds the version, is out of routing, or is to get a newer one."""
         start = time.time()
         self._current = message
-        engines = list(self._engines)
-        outcomes = await asyncio.gather(*(self._bring(engine, message) for engine in engines))
-        refused = {engine: why for engine, (why, _) in zip(engines, outcomes, strict=True) if why}
-        self._spans.add("publish", start, time.time(), version=message.manifest.version)
+        brought = await asyncio.gather(*(self._bring(member, message) for member in list(self._members.values())))
+        version = message.manifest.version
+        self._spans.add("publish", start, time.time(), version=version)
+        engines = [one.engine for one in brought if not one.failure and not one.overtaken]
         return Published(
-            version=message.manifest.version,
-            engines=[engine for engine in engines if engine not in refused],
-            refused=refused,
+            version=version,
+            engines=engines,
+            refused={one.engine: one.failure for one in brought if one.failure},
             seconds=time.time() - start,
-            swap_seconds=max((seconds for _, seconds in outcomes), default=0.0),
-            bytes=sum(_bytes_of(message.manifest) for _ in engines),
+            swap_seconds=max((one.swap_seconds for one in brought), default=0.0),
+            bytes=_bytes_of(message.manifest) * len(engines),
         )
 
-    async def _bring(self, engine: str, order: Publish) -> tuple[str, float]:
-        """Returns why it failed ("" for success) and for how long the engine did not serve."""
-        async with self._locks[engine]:
-            if self._current is not order:
-                return "", 0.0  # overtaken by a newer version, which will be brought here next
+    async def _bring(self, member: _Member, order: Publish) -> _Brought:
+        """Raises nothing that an engine can cause."""
+        async with member.lock:
+            if self._current is not order:  # the newer version will be brought here next
+                return _Brought(member.name, overtaken=True)
+            about = f"engine {member.name}, version {order.manifest.version}"
             try:
-                return "", await self._attempts(engine, order)
+                return _Brought(member.name, swap_seconds=await self._attempts(member, order))
+            except EngineGone as gone:
+                reason = f"{about}: {gone}"
+                log.warning("%s", reason)
             except ReceiptRefused as refusal:
                 reason = str(refusal)
-                await self.node.ask(self._proxy, Remove(engine, reason), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
-            except (BusError, EngineGone) as error:
-                reason = f"engine {engine}, version {order.manifest.version}: {error}"
-                log.warning("weights did not arrive: %s", reason)
-            self._engines.pop(engine, None)
-            return reason, 0.0
+                await self._remove(member, reason)
+            except BusError as error:
+                reason = f"{about}: {error}"
+                await self._remove(member, reason)
+            if self._members.get(member.name) is member:
+                del self._members[member.name]
+            return _Brought(member.name, failure=reason)
 
-    async def _attempts(self, engine: str, order: Publish) -> float:
-        for attempt in range(1, ATTEMPTS + 1):
+    async def _remove(self, member: _Member, reason: str) -> None:
+        if member.gone.done():
+            return
+        try:
+            await self.node.ask(self._proxy, Remove(member.name, reason), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
+        except BusError as error:
+            log.error("engine %s could not be taken out of routing: %s", member.name, error)
+
+    async def _attempts(self, member: _Member, order: Publish) -> float:
+        """Returns how long the engine did not serve. Raises what the last attempt raised, or ``EngineGone``."""
+        attempt = 1
+        while True:
             try:
-                return await self._swap(engine, order)
-            except ReceiptRefused as refusal:
-                log.warning("receipt refused (attempt %d of %d): %s", attempt, ATTEMPTS, refusal)
+                return await self._unless_gone(member, self._swap(member, order))
+            except (ReceiptRefused, BusError) as error:
                 if attempt == ATTEMPTS:
                     raise
-        raise EngineGone(engine)
+                log.warning("attempt %d of %d failed: %s", attempt, ATTEMPTS, error)
+            await self._unless_gone(member, asyncio.sleep(RETRY_AFTER_S))
+            attempt += 1
 
-    async def _swap(self, engine: str, order: Publish) -> float:
-        host = self._engines.get(engine)
-        if host is None:
-            raise EngineGone(f"engine {engine} left")
+    async def _unless_gone(self, member: _Member, work: Coroutine[Any, Any, T]) -> T:
+        """Do something with an engine; its end ends the wait. Raises ``EngineGone``."""
+        task = asyncio.ensure_future(work)
+        try:
+            waiting: set[asyncio.Future[Any]] = {task, member.gone}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise EngineGone(f"it left: {member.gone.result()}")
+        except (PeerLost, PeerRestarted) as error:
+            raise EngineGone(str(error)) from None
+        finally:
+            task.cancel()
+
+    async def _swap(self, member: _Member, order: Publish) -> float:
         version = order.manifest.version
         about = f"version {version}"
-        await self.node.ask(host, Stage(order.manifest, order.source), Staged, timeout_s=STAGE_TIMEOUT_S, about=about)
+        stage = Stage(order.manifest, order.source)
+        await self.node.ask(member.host, stage, Staged, timeout_s=STAGE_TIMEOUT_S, about=about)
         start = time.time()
-        await self._command(Suspend(engine), about)
-        done = await self._command(Update(engine, version), about)
-        verify(order.manifest, _receipt(done, engine))
-        await self._command(Resume(engine, version), about)
+        await self._command(Suspend(member.name), about)
+        done = await self._command(Update(member.name, version), about)
+        verify(order.manifest, _receipt(done, member.name))
+        await self._command(Resume(member.name, version), about)
         return time.time() - start
 
     async def _command(self, command: Suspend | Update | Resume, about: str) -> Done:
-        """Both answers of a proxy command; the second one is returned."""
+        """Both answers of a proxy command; the second one is returned. What the proxy lost is the engine."""
         progress: Any = Progress
+        done: Done | None = None
         answers = self.node.stream(self._proxy, command, progress, timeout_s=COMMAND_TIMEOUT_S, about=about)
-        async for answer in answers:
-            if isinstance(answer, Done):
-                return answer
-        raise EngineGone(f"{type(command).__name__} was accepted but never done")
+        try:
+            async for answer in answers:
+                done = answer if isinstance(answer, Done) else done
+        except RemoteError as error:
+            if error.kind in LOSSES:
+                raise EngineGone(str(error)) from None
+            raise
+        if done is None:
+            raise EngineGone(f"{type(command).__name__} was accepted but never done")
+        return done
 
 
 def _receipt(done: Done, engine: str) -> Receipt:

@@ -3,20 +3,25 @@
     loop (actor):   HostAdd, HostAbort, Stage ...  --orders-->  thread: take orders, else one engine step, else wait
     thread:         completions, results           --post---->  loop: reply straight to who asked
 
-Invariant: only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in
-no time by the actor and takes effect after at most one step. A suspended or weightless engine makes no step.
+Invariants:
+
+- only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in no time
+  by the actor and takes effect after at most one step;
+- a suspended or weightless engine makes no step, and only a suspended one is given weights;
+- an engine that raises from anything but a question ends the process, with that error as its last word.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -39,14 +44,21 @@ from actors.proxy.messages import (
     Staged,
 )
 from actors.telemetry import Spans
-from actors.weightsync.manifest import Manifest, Receipt
+from actors.weightsync.manifest import Receipt
 from actors.weightsync.receiver import StagedVersion, fetch
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 """How long the thread sleeps at a time with nothing to do; orders wake it at once."""
+
+
+class NotServable(RuntimeError):
+    """The engine is not in the state that an order asks for; the message says in which it is."""
 
 
 class EngineThread:
@@ -69,6 +81,7 @@ class EngineThread:
         self._orders: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._serving = False
+        self._has_weights = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -84,6 +97,8 @@ class EngineThread:
         result: Future[T] = Future()
 
         def action() -> None:
+            if not result.set_running_or_notify_cancel():
+                return  # whoever asked no longer waits
             try:
                 result.set_result(function())
             except Exception as error:  # it belongs to whoever asked
@@ -92,12 +107,17 @@ class EngineThread:
         self.order(action)
         return asyncio.wrap_future(result)
 
+    def _post(self, function: Callable[..., object], *arguments: object) -> None:
+        """Run something on the loop; once that is closed nobody is left to be told."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
     def add(self, request: GenerateRequest) -> None:
         def action() -> None:
             try:
                 self._engine.add(request)
             except EngineRefusal as refusal:
-                self._loop.call_soon_threadsafe(self._refuse, request.request_id, str(refusal))
+                self._post(self._refuse, request.request_id, str(refusal))
 
         self.order(action)
 
@@ -105,25 +125,39 @@ class EngineThread:
         def action() -> None:
             completion = self._engine.abort(request_id)
             if completion is not None:
-                self._loop.call_soon_threadsafe(self._deliver, [completion])
+                self._post(self._deliver, [completion])
 
         self.order(action)
 
     def suspend(self) -> asyncio.Future[None]:
+        """Done once no step is running, nor will be before ``resume``."""
         return self.call(lambda: self._set_serving(False))
 
     def resume(self) -> asyncio.Future[None]:
+        """Raises ``NotServable`` for an engine without weights."""
         return self.call(lambda: self._set_serving(True))
 
     def _set_serving(self, serving: bool) -> None:
+        if serving and not self._has_weights:
+            raise NotServable("the engine has no weights: it cannot serve")
         self._serving = serving
+
+    def load(self, version: int, tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> dict[str, str]:
+        """In the thread, through ``call``: take weights, return their digests. Raises ``NotServable`` unless the
+        engine is suspended, and what the engine raises."""
+        if self._serving:
+            raise NotServable(f"version {version} is for a suspended engine, and this one serves")
+        self._has_weights = False  # the old ones are gone once a load begins
+        digests = self._engine.load_weights(version, tensors())
+        self._has_weights = True
+        return digests
 
     def _run(self) -> None:
         try:
             while self._turn():
                 pass
         except BaseException as error:  # the process cannot go on without its engine: say so and let it end
-            self._loop.call_soon_threadsafe(self._failed, error)
+            self._post(self._failed, error)
 
     def _turn(self) -> bool:
         with self._wake:
@@ -142,7 +176,7 @@ class EngineThread:
             completions = self._engine.step()
             self._spans.busy("generate", start, time.time())
             if completions:
-                self._loop.call_soon_threadsafe(self._deliver, list(completions))
+                self._post(self._deliver, list(completions))
         return True
 
     async def stop(self, timeout_s: float) -> None:
@@ -151,6 +185,10 @@ class EngineThread:
             self._stopping = True
             self._wake.notify()
         await asyncio.to_thread(self._thread.join, timeout_s)
+
+
+class StagingOvertaken(RuntimeError):
+    """Another version was ordered while this one was fetched."""
 
 
 class EngineHost(Actor):
@@ -164,8 +202,8 @@ class EngineHost(Actor):
         self._proxy = proxy
         self._spans = spans
         self._reply_to: dict[str, Ref] = {}
-        self._staged: dict[int, StagedVersion] = {}
-        self._canaries: dict[int, Manifest] = {}
+        self._staging: Stage | None = None
+        self._staged: StagedVersion | None = None
         self._thread = EngineThread(engine, self._deliver, self._refuse, failed, spans)
 
     async def on_stop(self) -> None:
@@ -210,12 +248,14 @@ class EngineHost(Actor):
 
     @handler(concurrent=True)
     async def stage(self, message: Stage) -> Staged:
-        """Fetch a version beside the running engine."""
+        """Fetch a version beside the running engine. One version is kept at a time: the last that was ordered."""
         start = time.time()
         version = message.manifest.version
+        self._staging, self._staged = message, None
         staged = await fetch(self.node, message.source, message.manifest)
-        self._staged = {version: staged}  # older ones will never be asked for
-        self._canaries = {version: message.manifest}
+        if self._staging is not message:
+            raise StagingOvertaken(f"version {version} was overtaken by version {self._staging.manifest.version}")
+        self._staged = staged
         self._spans.add("stage", start, time.time(), version=version)
         return Staged(version, staged.bytes, time.time() - start)
 
@@ -228,14 +268,14 @@ class EngineHost(Actor):
     async def update(self, message: HostUpdate) -> Receipt:
         """Load what is staged, and prove it."""
         start = time.time()
-        staged = self._staged.pop(message.version, None)
-        if staged is None:
-            raise ValueError(f"version {message.version} is not staged at engine {self._name}")
-        manifest = self._canaries[message.version]
+        staged, self._staged = self._staged, None
+        if staged is None or staged.manifest.version != message.version:
+            found = "nothing" if staged is None else f"version {staged.manifest.version}"
+            raise ValueError(f"version {message.version} is not staged at engine {self._name}, {found} is")
 
         def load() -> Receipt:
-            digests = self._engine.load_weights(message.version, staged.tensors())
-            return Receipt(message.version, self._name, digests, self._engine.score(manifest.canary))
+            digests = self._thread.load(message.version, staged.tensors)
+            return Receipt(message.version, self._name, digests, self._engine.score(staged.manifest.canary))
 
         receipt = await self._thread.call(load)
         self._spans.add("swap", start, time.time(), version=message.version)
