@@ -34,7 +34,7 @@ class Episode:
         self.last_token = -1
         self.sampled_tokens = 0
         self.stop_reason: str | None = None
-        self.abort: Callable[[], None] | None = None
+        self.interrupt: Callable[[], object] | None = None  # ends what it waits for now
         self._started = now
 
     def took(self, tokens: np.ndarray) -> None:
@@ -43,10 +43,10 @@ class Episode:
         self.last_token = int(tokens[-1])
 
     def stop(self, reason: str) -> None:
-        """End at once if an engine is generating for it, else at its next turn."""
+        """End at once if it waits for a place or an engine, else before the next thing that it would do."""
         self.stop_reason = self.stop_reason or reason
-        if self.abort is not None:
-            self.abort()
+        if self.interrupt is not None:
+            self.interrupt()
 
     def check(self, learner: LearnerVersion) -> None:
         """Raise ``Lost`` if it was told to stop, or can no longer be trained on. Step n+1 may train on initiating

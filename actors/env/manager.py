@@ -4,7 +4,7 @@
 
 Invariants:
 
-- every ticket started here ends in exactly one ``Outcome``, whatever fails on the way;
+- every ticket started here ends in exactly one ``Outcome``, whatever fails on the way, unless the host is stopped;
 - at every turn, before anything is asked of an engine, a trajectory that can no longer be trained on stops and says
   so, and one at the step bound ends;
 - scoring and storing happen after the environment's place is free again, off the rollout's path.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from typing import TypeVar
@@ -36,15 +37,14 @@ from actors.env.messages import (
     StepDone,
     StepEnv,
     Stop,
-    Ticket,
 )
 from actors.env.protocol import Observation
 from actors.proxy.engines.protocol import Completion, GenerateRequest
-from actors.proxy.messages import Abort, Accepted, Acknowledged, Add, Finished, RequestFailed, TrajectoryEnded
+from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
 from actors.reward.messages import Score, Scored
 from actors.settings import EnvironmentSettings, RolloutSettings
-from actors.trainer.messages import Store, Stored
-from bus.message import BusError, DeadlineExceeded, PeerLost, RemoteError
+from actors.trainer.messages import Discard, Store, Stored
+from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
 R = TypeVar("R")
 
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 NOTHING = np.empty(0, np.int32)
 COMMAND_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 30.0
+HANGING_SHARE = 0.5
+"""A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
 
 class Peers:
@@ -89,6 +91,7 @@ class EnvHost(Actor):
         self._episodes: dict[str, Episode] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
         self._counters: Counter[str] = Counter()
 
@@ -106,9 +109,10 @@ class EnvHost(Actor):
             if ticket.id in self._tasks:
                 self._counters["repeated_starts"] += 1
                 continue
-            self._tasks[ticket.id] = asyncio.create_task(self._manage(ticket), name=f"trajectory {ticket.id}")
+            episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
+            self._tasks[ticket.id] = asyncio.create_task(self._manage(episode), name=f"trajectory {ticket.id}")
 
-    @handler(urgent=True)
+    @handler
     async def stop(self, message: Stop) -> None:
         for id_ in message.tickets:
             episode = self._episodes.get(id_)
@@ -140,34 +144,64 @@ class EnvHost(Actor):
 
     # ---- one trajectory ------------------------------------------------------------------------------------------
 
-    async def _manage(self, ticket: Ticket) -> None:
+    async def _manage(self, episode: Episode) -> None:
         """Run one ticket to its outcome."""
-        episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
+        ticket = episode.ticket
         try:
-            try:
-                async with self._places:
-                    await self._play(episode)
-                outcome = await self._settle(episode)
-            except Lost as loss:
-                outcome = episode.lost(loss)
-            except BusError as error:
-                outcome = episode.lost(Lost("infrastructure", str(error)))
-            except Exception as error:  # a fault of ours must cost one trajectory, and say so
-                log.exception("trajectory %s failed", ticket.id, extra={"trajectory": ticket.id})
-                outcome = episode.lost(Lost("internal_error", repr(error)))
-            self._counters[f"lost_{outcome.reason}" if outcome.state == "lost" else outcome.state] += 1
-            self.node.tell(self._peers.coordinator, outcome)
+            outcome = await self._run(episode)
+        except Lost as loss:
+            outcome = self._lost(episode, loss)
+        except BusError as error:
+            outcome = self._lost(episode, Lost("infrastructure", str(error)))
+        except Exception as error:  # a fault of ours must cost one trajectory, and say so
+            log.exception("trajectory %s failed", ticket.id, extra={"trajectory": ticket.id})
+            outcome = self._lost(episode, Lost("internal_error", repr(error)))
         finally:
             del self._episodes[ticket.id]
-            self._tasks.pop(ticket.id, None)
+            del self._tasks[ticket.id]
+        self._counters[f"lost_{outcome.reason}" if outcome.state == "lost" else outcome.state] += 1
+        self.node.tell(self._peers.coordinator, outcome)
+
+    def _lost(self, episode: Episode, loss: Lost) -> Outcome:
+        """A trajectory that was told to stop ends for that reason, whatever ended it in the end."""
+        if episode.stop_reason is not None:
+            loss = Lost(episode.stop_reason)
+        else:
+            log.info("trajectory %s is lost: %s", episode.ticket.id, loss, extra={"trajectory": episode.ticket.id})
+        return episode.lost(loss)
+
+    async def _run(self, episode: Episode) -> Outcome:
+        await self._place(episode)
+        try:
+            await self._play(episode)
+        finally:
+            self._places.release()
+        if episode.ticket.purpose == "evaluate":
+            return episode.outcome("evaluated", episode.env_return)
+        return await self._settle(episode)
+
+    async def _place(self, episode: Episode) -> None:
+        """Wait for a free place, as long as others keep them (each is bound by its own deadlines), or to be stopped."""
+        acquiring = asyncio.ensure_future(self._places.acquire())
+        episode.interrupt = acquiring.cancel
+        try:
+            await acquiring
+        except asyncio.CancelledError:
+            episode.check(self._learner)  # raises if it was stopped; else this host is being stopped
+            raise
+        finally:
+            episode.interrupt = None
 
     async def _play(self, episode: Episode) -> None:
         """From reset to the last step."""
         episode.check(self._learner)
         worker_name = self._pool.pick()
-        worker = await self._pool.worker(worker_name)
+        episode.state = "reset"
         try:
-            episode.state = "reset"
+            worker = await self._pool.worker(worker_name)
+        except PeerLost as error:
+            raise Lost("env_worker_died", str(error)) from None
+        try:
             reset = await self._in_worker(
                 worker, worker_name, ResetEnv(episode.ticket.id, episode.ticket.task), ResetDone, episode
             )
@@ -218,7 +252,7 @@ class EnvHost(Actor):
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         timeout_s = self._rollout.turn_timeout_s
-        episode.abort = lambda: self._abort(request.request_id)
+        episode.interrupt = lambda: self._abort(request.request_id)
         try:
             add = Add(request, self.ref, self._environment.name)
             await self.node.ask(
@@ -229,7 +263,12 @@ class EnvHost(Actor):
                 retries=3,
                 about=f"trajectory {ticket.id}",
             )
+            if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
+                self._abort(request.request_id)
             return await asyncio.wait_for(future, timeout_s)
+        except DeadlineExceeded as error:
+            self._abort(request.request_id)
+            raise Lost("proxy_timeout", str(error)) from None
         except TimeoutError:
             self._abort(request.request_id)
             raise Lost(
@@ -237,13 +276,11 @@ class EnvHost(Actor):
                 f"trajectory {ticket.id} waited for an engine, turn {recorder.turns}: no answer within {timeout_s:g} s",
             ) from None
         finally:
-            episode.abort = None
+            episode.interrupt = None
             self._waiting.pop(request.request_id, None)
 
     def _abort(self, request_id: str) -> None:
-        self.node.background(
-            self.node.ask(self._peers.proxy, Abort(request_id), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
-        )
+        self.node.tell(self._peers.proxy, Abort(request_id))
 
     async def _in_worker(
         self, worker: Ref, name: str, message: ResetEnv | StepEnv, reply: type[R], episode: Episode
@@ -251,34 +288,62 @@ class EnvHost(Actor):
         """Ask the environment; what goes wrong there costs this trajectory, under a reason."""
         about = f"trajectory {episode.ticket.id}, turn {episode.recorder.turns}"
         try:
-            return await self.node.ask(worker, message, reply, timeout_s=self._environment.step_timeout_s, about=about)
+            answer = await self.node.ask(
+                worker, message, reply, timeout_s=self._environment.step_timeout_s, about=about
+            )
         except RemoteError as error:
+            self._note_sign_of_life(name)
             raise Lost("env_failed", error.remote_message) from None
         except DeadlineExceeded as error:
-            self._pool.kill(name)  # its environment hangs, and everything behind it
+            self._kill_if_hanging(name)
             raise Lost("env_timeout", str(error)) from None
-        except PeerLost as error:
+        except (PeerLost, PeerRestarted, NoSuchActor) as error:
             raise Lost("env_worker_died", str(error)) from None
+        self._note_sign_of_life(name)
+        return answer
+
+    def _note_sign_of_life(self, worker: str) -> None:
+        self._heard[worker] = asyncio.get_running_loop().time()
+
+    def _kill_if_hanging(self, worker: str) -> None:
+        """A worker that has answered nobody for long hangs, and with it everything behind what it does; one that is
+        merely slow is left to work off what it has."""
+        silence_s = asyncio.get_running_loop().time() - self._heard.get(worker, -math.inf)
+        if silence_s >= HANGING_SHARE * self._environment.step_timeout_s:
+            self._pool.kill(worker)
 
     # ---- after the last step -------------------------------------------------------------------------------------
 
     async def _settle(self, episode: Episode) -> Outcome:
         """Score the trajectory and hand its bytes to the trainer's store."""
-        if episode.ticket.purpose == "evaluate":
-            return episode.outcome("evaluated", episode.env_return)
-        trajectory = episode.finish()
         episode.state = "reward"
+        reward = await self._score(episode)
+        episode.state = "store"
+        episode.check(self._learner)
+        ticket = episode.ticket.id
+        try:
+            store = Store(episode.finish(reward))
+            await self.node.ask(
+                self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
+            )
+        except (BusError, OSError) as error:
+            self.node.tell(self._peers.store, Discard([ticket]))  # it may have arrived all the same
+            raise Lost("store_failed", str(error)) from None
+        return episode.outcome("stored", reward)
+
+    async def _score(self, episode: Episode) -> float:
+        message = Score(episode.finish())
         about = f"trajectory {episode.ticket.id}"
         try:
             scored = await self.node.ask(
-                self._peers.reward, Score(trajectory), Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
+                self._peers.reward, message, Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
             )
-        except RemoteError as error:
-            raise Lost("reward_failed", error.remote_message) from None
         except DeadlineExceeded as error:
             raise Lost("reward_timeout", str(error)) from None
-        episode.state = "store"
-        episode.check(self._learner)
-        store = Store(episode.finish(scored.reward))
-        await self.node.ask(self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=about)
-        return episode.outcome("stored", scored.reward)
+        except RemoteError as error:
+            raise Lost("reward_failed", error.remote_message) from None
+        except BusError as error:
+            raise Lost("reward_failed", str(error)) from None
+        if not math.isfinite(scored.reward):
+            raise Lost("reward_failed", f"{about} scored {scored.reward}: expected a finite number")
+        return scored.reward
