@@ -93,7 +93,7 @@ class AdminDesk:
         return Changed(f"alpha was {before} and is now {alpha}; at most {self._scheduler.rules.capacity} groups run")
 
 
-def _hardware(affinity: msgspec.Raw) -> str:
+def _hardware(affinity: bytes) -> str:
     """One phrase on a node's pools: "CPU x1" or "H800 x8"."""
-    pools = decode(bytes(affinity)).pools
+    pools = decode(affinity).pools
     return ", ".join(f"{pool.hardware_class} x{len(pool.devices)}" for pool in pools) or "unknown"

@@ -49,7 +49,7 @@ class Facts:
         name = f"{self._run}.{join.node.name}"
         member = Member(self._run, join.node.control, join.node.epoch, list(join.roles))
         await self._put(f"/members/{name}", member, ephemeral=True)
-        await self._put_bytes(f"/jobs/{self._run}/nodes/{join.node.name}/affinity", bytes(join.affinity))
+        await self._put_bytes(f"/jobs/{self._run}/nodes/{join.node.name}/affinity", join.affinity)
 
     async def bound(self, node: str, placement: Placement) -> None:
         await self._put(f"/jobs/{self._run}/nodes/{node}/binding", placement)

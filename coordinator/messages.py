@@ -22,14 +22,14 @@ class Join(msgspec.Struct, frozen=True):
     node: NodeAddress
     roles: list[Role]
     pid: int
-    affinity: msgspec.Raw  # the node's affinity map, as JSON
+    affinity: bytes  # the node's affinity map, as JSON
 
 
 class Welcome(msgspec.Struct, frozen=True):
     """What a node needs to take its roles."""
 
     run: str
-    job: msgspec.Raw  # the resolved job, as JSON
+    job: bytes  # the resolved job, as JSON
     job_directory: str  # where import paths of user code are relative to
     run_directory: str
     resume: str  # checkpoint directory to start from, or ""

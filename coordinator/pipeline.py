@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -72,6 +73,7 @@ class Pipeline:
         state: RunState,
         spans: Spans,
         best_success: float | None,
+        served: Callable[[int], object],
     ) -> None:
         self._job = job
         self._node = node
@@ -83,6 +85,7 @@ class Pipeline:
         self._state = state
         self._spans = spans
         self._best = best_success
+        self._served = served
         self._batch_ready = asyncio.Event()
         self._publishing: asyncio.Task[Published] | None = None
         self._evaluated = -1
@@ -232,6 +235,7 @@ class Pipeline:
         for engine, why in published.refused.items():
             self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
         self._scheduler.served(published.version)
+        self._served(published.version)
         self._coordinator.flush()
         return published
 

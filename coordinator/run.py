@@ -153,6 +153,7 @@ class Run:
             outcome = f"failed: {error}" if str(error) else f"failed: {error!r}"
         finally:
             self._state.phase = "stopping"
+            (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
             await node.close()
             if facts is not None:
                 await self._close_facts(facts)
@@ -174,12 +175,11 @@ class Run:
 
     async def _train(self, node: Node, facts: Facts) -> tuple[int, str]:
         """Everything between an open store and a closed node."""
-        joins: list[Join] = []
         coordinator = Coordinator(
             self._scheduler,
             self._welcome(),
             failed=self._fail,
-            joined=joins.append,
+            joined=lambda join: self._record_join(join, node, facts),
             spans=self._recorder.spans,
             desk=AdminDesk(self._state, self._scheduler),
         )
@@ -192,7 +192,7 @@ class Run:
         finding = asyncio.create_task(self._peers(coordinator, starting))
         try:
             peers = await self._race(finding)
-            pipeline = self._pipeline(node, coordinator, peers)
+            pipeline = self._pipeline(node, coordinator, peers, facts)
             return await self._drive(pipeline, facts)
         finally:
             finding.cancel()
@@ -205,7 +205,7 @@ class Run:
         resume = "" if launch.resume_directory is None else str(launch.resume_directory)
         return Welcome(
             run=self._name,
-            job=msgspec.Raw(msgspec.json.encode(launch.job)),
+            job=msgspec.json.encode(launch.job),
             job_directory=str(launch.job_directory),
             run_directory=str(self._directory.path),
             resume=resume,
@@ -216,11 +216,15 @@ class Run:
         """Where the admin shell finds a run on this machine."""
         (self._directory.path / ADDRESS_FILE).write_text(ref.node.control + "\n")
 
+    def _record_join(self, join: Join, node: Node, facts: Facts) -> None:
+        if join.node.name != CONTROL:
+            self._progress.note(f"{join.node.name} joined: {', '.join(join.roles)}")
+        node.background(facts.joined(join))
+
     async def _join_locally(self, node: Node, ref: Ref, facts: Facts) -> None:
         roles: list[Role] = ["coordinator", *self._launch.local_roles]
-        join = Join(node.address, roles, os.getpid(), msgspec.Raw(encode(self._launch.affinity)))
+        join = Join(node.address, roles, os.getpid(), encode(self._launch.affinity))
         await node.ask(ref, join, Welcome, timeout_s=10.0)
-        await facts.joined(join)
         await facts.bound(CONTROL, self._launch.placement)
 
     async def _start_role(self, role: Role, node: Node, coordinator: Ref) -> None:
@@ -254,7 +258,7 @@ class Run:
         await starting
         return Peers(proxy, trainer, weightsync)
 
-    def _pipeline(self, node: Node, coordinator: Coordinator, peers: Peers) -> Pipeline:
+    def _pipeline(self, node: Node, coordinator: Coordinator, peers: Peers, facts: Facts) -> Pipeline:
         resume = self._launch.resume
         pipeline = Pipeline(
             self._launch.job,
@@ -267,6 +271,7 @@ class Run:
             state=self._state,
             spans=self._spans,
             best_success=None if resume is None else resume.best_success,
+            served=lambda version: node.background(facts.status("running", version)),
         )
         self._scheduler.on_change(pipeline.changed)
         return pipeline

@@ -66,7 +66,7 @@ class ChildContext:
         """End the process because its work cannot go on."""
         self._failed = True
         log.error("cannot go on", exc_info=error)
-        self.end(f"{type(error).__name__}: {error}")
+        self.end(f"{type(error).__name__}: {' '.join(str(error).split())}")  # one line: its last one
 
     def end(self, reason: str) -> None:
         if not self._ended.done():

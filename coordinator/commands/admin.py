@@ -86,7 +86,7 @@ def _address_of(run: Path) -> str:
     try:
         return (run / ADDRESS_FILE).read_text().strip()
     except OSError:
-        raise AdminError(f"{run}: no {ADDRESS_FILE} there: no run has been started in it") from None
+        raise AdminError(f"{run}: no run is going on there (no {ADDRESS_FILE}); name another with --run") from None
 
 
 async def _prompt(shell: Shell) -> int:

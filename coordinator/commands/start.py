@@ -63,6 +63,9 @@ def parser(role: str) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     role = words[0] if words else ""
+    if role in ("-h", "--help"):
+        print(f"usage: start ROLE [options]; ROLE is coordinator, {', '.join(ROLES)}; start ROLE --help says more")
+        return 0
     if role not in ("coordinator", *ROLES):
         print(f"error: expected a role first: coordinator, {', '.join(ROLES)}; found {role!r}", file=sys.stderr)
         return 2
@@ -119,12 +122,12 @@ async def _take_role(arguments: argparse.Namespace) -> int:
         await node.spawn(lambda: Member(over), MEMBER)
         coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
         affinity = build_affinity_map(probe())
-        join = Join(node.address, [role], os.getpid(), msgspec.Raw(encode(affinity)))
+        join = Join(node.address, [role], os.getpid(), encode(affinity))
         about = f"is a coordinator listening at {arguments.join}?"
         welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
         directory = _local_directory(welcome)
         configure_logging(name, directory / "logs", job=welcome.run)
-        job = msgspec.json.decode(bytes(welcome.job), type=Job)
+        job = msgspec.json.decode(welcome.job, type=Job)
         context = RoleContext(
             node,
             coordinator,
