@@ -1,0 +1,141 @@
+"""How fast and how surely the quick-start job learns: several seeds, start-up included.
+
+    python -m benchmarks.learning                     5 seeds each with the torch engine and with vLLM
+    python -m benchmarks.learning --quick             one seed with the torch engine
+    python -m benchmarks.learning --json              one JSON object
+    python -m benchmarks.learning --curve docs/learning.svg
+
+Every run is the whole command as a user gives it, timed from outside: the interpreter's start, imports, engines,
+training, the last checkpoint. A run counts as solved when its last greedy evaluation reaches the job's target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.curves import draw
+from coordinator.observe.lines import read_lines
+from coordinator.observe.records import EvalRecord, StepRecord, decode_metric
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "examples" / "frozenlake.yaml"
+TIMEOUT_S = 600
+TARGET_S = {"torch": 180.0, "vllm": 240.0}
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One run."""
+
+    engine: str
+    seed: int
+    status: int
+    seconds: float  # the whole command
+    first_reward_s: float  # from the command's start to its first step line
+    first_success: float  # greedy, before any training
+    last_success: float
+    steps: int
+    evaluations: list[tuple[float, float]]  # seconds since the command's start, greedy success
+    rewards: list[tuple[float, float]]  # seconds, mean reward of a step
+
+
+def run(engine: str, seed: int, overrides: list[str]) -> Outcome:
+    """One whole training run in a temporary directory."""
+    with tempfile.TemporaryDirectory() as base:
+        command = [sys.executable, "-u", "-m", "coordinator.commands.train", str(JOB), f"rollout.engine={engine}"]
+        command += [f"seed={seed}", "--runs", base, *overrides]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        start, first_step = time.monotonic(), float("nan")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        if process.stdout is not None:
+            for line in process.stdout:
+                if line.startswith("step 1/"):
+                    first_step = time.monotonic() - start
+        status = process.wait(TIMEOUT_S)
+        seconds = time.monotonic() - start
+        records = read_lines(Path(base) / "latest" / "metrics.jsonl", decode_metric).records
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    evaluations = [record for record in records if isinstance(record, EvalRecord)]
+    offset = first_step - steps[0].elapsed_s if steps else 0.0
+    when = {step.version: step.elapsed_s + offset for step in steps}
+    return Outcome(
+        engine,
+        seed,
+        status,
+        seconds,
+        first_step,
+        evaluations[0].success if evaluations else float("nan"),
+        evaluations[-1].success if evaluations else float("nan"),
+        len(steps),
+        [(when.get(record.version, first_step), record.success) for record in evaluations],
+        [(when[step.version], step.reward_mean) for step in steps],
+    )
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """For people."""
+    lines = ["engine  seed  status  seconds  first reward  steps  success before -> after"]
+    lines += [
+        f"{o.engine:6}  {o.seed:4}  {o.status:6}  {o.seconds:7.1f}  {o.first_reward_s:10.1f} s  {o.steps:5}  "
+        f"{o.first_success:.2f} -> {o.last_success:.2f}"
+        for o in outcomes
+    ]
+    return "\n".join(lines)
+
+
+def figures(outcomes: list[Outcome]) -> dict[str, float]:
+    """Median and worst of each engine."""
+    result: dict[str, float] = {}
+    for engine in sorted({outcome.engine for outcome in outcomes}):
+        mine = [outcome for outcome in outcomes if outcome.engine == engine]
+        result[f"{engine}_solved_share"] = sum(o.last_success >= 0.95 and o.status == 0 for o in mine) / len(mine)
+        result[f"{engine}_seconds_median"] = statistics.median(o.seconds for o in mine)
+        result[f"{engine}_seconds_worst"] = max(o.seconds for o in mine)
+        result[f"{engine}_seconds_worst_over_limit"] = max(o.seconds for o in mine) / TARGET_S[engine]
+        result[f"{engine}_first_reward_s_worst"] = max(o.first_reward_s for o in mine)
+        result[f"{engine}_steps_median"] = statistics.median(o.steps for o in mine)
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--engines", nargs="+", default=["torch", "vllm"], choices=["torch", "vllm"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one seed with the torch engine")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--curve", type=Path, help="draw the curves into this SVG file")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value")
+    arguments = parser.parse_intermixed_args(argv)
+    engines, seeds = (["torch"], 1) if arguments.quick else (arguments.engines, arguments.seeds)
+    outcomes = []
+    for seed in range(seeds):
+        for engine in engines:
+            outcomes.append(run(engine, seed, arguments.overrides))
+            print(table(outcomes[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+    if arguments.curve is not None:
+        draw(arguments.curve, {f"{o.engine} seed {o.seed}": o.rewards for o in outcomes}, "seconds", "reward")
+    command = "python -m benchmarks.learning " + " ".join(sys.argv[1:] if argv is None else argv)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    report = {"figures": figures(outcomes), "command": command.strip(), "machine": machine}
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        print(table(outcomes))
+        print("\n".join(f"{name:36} {value:8.2f}" for name, value in figures(outcomes).items()))
+    return 0 if all(outcome.status == 0 for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
