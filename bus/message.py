@@ -90,6 +90,10 @@ class NoSuchActor(BusError):
     """The node answers, but no actor of that name accepts the message."""
 
 
+class CannotListen(BusError):
+    """The address that a node was to listen on is taken, or not one of this host's."""
+
+
 class Overloaded(BusError):
     """The receiver's mailbox, or the connection to it, is full."""
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import zmq
 
 from bus.codec import Frame
-from bus.message import Lane, NodeAddress, Overloaded
+from bus.message import CannotListen, Lane, NodeAddress, Overloaded
 from bus.security import ClusterKey, check_exposure, secure
 from bus.transport import Receive
 
@@ -37,7 +37,7 @@ class ZeroMQTransport:
     ) -> None:
         """Bind both lanes on ``host``: control on ``port`` (0 is any free one), bulk on any free one.
 
-        Raises ``SecurityError`` beyond loopback without a key, ``zmq.ZMQError`` where the port is taken.
+        Raises ``SecurityError`` beyond loopback without a key, ``CannotListen`` where the port is taken.
         """
         check_exposure(host, key)
         self._key = key
@@ -49,9 +49,9 @@ class ZeroMQTransport:
         self._loop = asyncio.get_running_loop()
         try:
             endpoints = [self._bind(lane, host, port if lane is Lane.CONTROL else 0) for lane in Lane]
-        except zmq.ZMQError:
+        except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise
+            raise CannotListen(f"cannot listen on {host}:{port or '*'}: {zmq.strerror(error.errno or 0)}") from None
         self._address = NodeAddress(name=name, control=endpoints[0], bulk=endpoints[1], epoch=epoch)
 
     @property
