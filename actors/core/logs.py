@@ -24,6 +24,9 @@ from typing import Any, TextIO
 FIELDS = ("actor", "trajectory", "version")
 """Keys of ``extra`` that become fields of the line."""
 
+FOR_THE_FILE_ALONE = ("py.warnings", "kazoo")
+"""Loggers of others that repeat themselves, about what our own code reports where it matters."""
+
 _installed: list[logging.Handler] = []
 
 
@@ -32,9 +35,9 @@ def configure_logging(
 ) -> Path:
     """Send this process's logs to ``directory/<node>.log`` and return that file.
 
-    ``node`` is the process's name, unique in the job. Warnings issued by Python code go to the file alone, uncaught
-    exceptions to both. Calling it again replaces what an earlier call set up. ``stderr`` defaults to the stream that
-    is ``sys.stderr`` when an event happens.
+    ``node`` is the process's name, unique in the job. Warnings issued by Python code and what kazoo says go to the file
+    alone, uncaught exceptions to both. Calling it again replaces what an earlier call set up. ``stderr`` defaults to
+    the stream that is ``sys.stderr`` when an event happens.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{node.replace('/', '-')}.log"
@@ -43,7 +46,7 @@ def configure_logging(
     to_people: logging.Handler = logging.StreamHandler(stderr) if stderr else _StderrHandler()
     to_people.setLevel(logging.WARNING)
     to_people.setFormatter(ReadableFormatter(node))
-    to_people.addFilter(lambda record: record.name != "py.warnings")
+    to_people.addFilter(lambda record: not record.name.startswith(FOR_THE_FILE_ALONE))
     close_logging()
     root = logging.getLogger()
     root.setLevel(level)
