@@ -122,7 +122,8 @@ async def start_proxy(context: RoleContext) -> None:
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)
     classes = {name: class_ for name, (_, _, class_) in specs.items()}
     proxy = LLMProxy(classes, job.rollout.affinity, failed=context.failed("proxy"))
-    proxy.fleet = EngineFleet(context.node, {name: (spec, env) for name, (spec, env, _) in specs.items()}, proxy)
+    commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
+    proxy.fleet = EngineFleet(context.node, commands, proxy, silence_s=job.coordinator.silence_s)
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)
     await proxy.fleet.start()
     await context.announce("proxy", ref)
@@ -181,7 +182,8 @@ async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) 
     places = context.placement.of(kind)
     specs = {spec.name: spec for spec in (context.child(place.name, settings) for place in places)}
     environment = context.environment(places[0])
-    pool = WorkerPool("actors.env.worker", specs, environment, context.failed(role))
+    silence_s = context.job.coordinator.silence_s
+    pool = WorkerPool("actors.env.worker", specs, environment, context.failed(role), silence_s=silence_s)
     await context.node.spawn(lambda: pool, actor, restarts=0)
     return pool
 
@@ -208,7 +210,14 @@ async def start_trainer(context: RoleContext) -> None:
             "version": context.version,
         }
         specs.append(context.child(place.name, settings))
-    trainer = Trainer(job.train, store, specs, context.environment(places[0]), context.failed("trainer"))
+    trainer = Trainer(
+        job.train,
+        store,
+        specs,
+        context.environment(places[0]),
+        context.failed("trainer"),
+        silence_s=job.coordinator.silence_s,
+    )
     ref = await context.node.spawn(lambda: trainer, "trainer", restarts=0)
     await context.announce("trainer", ref)
 

@@ -53,11 +53,14 @@ class WorkerPool(Actor):
         specs: Mapping[str, ChildSpec],
         environment: Mapping[str, str],
         gave_up: Callable[[PoolGaveUp], None],
+        *,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._module = module
         self._specs = specs
         self._environment = environment
         self._gave_up = gave_up
+        self._silence_s = silence_s
         self._children: dict[str, Child] = {}
         self._refs: dict[str, asyncio.Future[Ref]] = {}
         self._deaths: dict[str, deque[float]] = {name: deque() for name in specs}
@@ -93,7 +96,7 @@ class WorkerPool(Actor):
         if not future.done():
             future.set_result(message.ref)
         name = message.worker
-        self.node.watch(message.ref.node, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(name, why))
+        self.node.watch(message.ref.node, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(name, why))
         return Welcome()
 
     def _on_silence(self, name: str, why: str) -> None:

@@ -1,6 +1,6 @@
 """The engine processes of one proxy: started, watched, restarted once each on their device, then removed.
 
-An engine is dead when its process ended, when it gave no sign of life for ``SILENCE_S``, or when it was not ready
+An engine is dead when its process ended, when it gave no sign of life for ``silence_s``, or when it was not ready
 within ``START_TIMEOUT_S`` (a stopped or hung process is killed first, so that two of one name never run).
 """
 
@@ -35,11 +35,19 @@ class Owner(Protocol):
 class EngineFleet:
     """See the module docstring."""
 
-    def __init__(self, node: Node, specs: Mapping[str, tuple[ChildSpec, Mapping[str, str]]], owner: Owner) -> None:
+    def __init__(
+        self,
+        node: Node,
+        specs: Mapping[str, tuple[ChildSpec, Mapping[str, str]]],
+        owner: Owner,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         """``specs``: each engine's command line and environment variables."""
         self._node = node
         self._specs = specs
         self._owner = owner
+        self._silence_s = silence_s
         self._children: dict[str, Child] = {}
         self._restarts = dict.fromkeys(specs, 0)
         self._starting: dict[str, asyncio.TimerHandle] = {}
@@ -69,7 +77,7 @@ class EngineFleet:
     def ready(self, name: str, address: NodeAddress) -> None:
         """The engine has reported in: watch for its heartbeats from now on."""
         self._started(name)
-        self._node.watch(address, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(name, why))
+        self._node.watch(address, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(name, why))
 
     def _started(self, name: str) -> None:
         timer = self._starting.pop(name, None)

@@ -62,12 +62,15 @@ class Trainer(Actor):
         specs: Sequence[ChildSpec],
         environment: Mapping[str, str],
         gave_up: Callable[[BaseException], None],
+        *,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._settings = settings
         self._store = store
         self._specs = specs
         self._environment = environment
         self._gave_up = gave_up
+        self._silence_s = silence_s
         self._children: list[Child] = []
         self._ranks: list[asyncio.Future[RankReady]] = []
         self._busy = asyncio.Lock()  # every rank must see the same calls in the same order
@@ -116,7 +119,7 @@ class Trainer(Actor):
         if not future.done():
             future.set_result(message)
         child = self._children[message.rank]
-        self.node.watch(message.ref.node, silence_s=SILENCE_S, on_lost=lambda why: self._on_silence(child, why))
+        self.node.watch(message.ref.node, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(child, why))
         return Welcomed()
 
     def _on_silence(self, child: Child, why: str) -> None:
