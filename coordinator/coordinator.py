@@ -48,6 +48,8 @@ NODE_SILENCE_S = 30.0
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
+EXPECTED_LOSSES = ("stale", "straggler", "aborted")
+"""What the scheduler itself brings about."""
 
 
 class Coordinator(Actor):
@@ -62,6 +64,7 @@ class Coordinator(Actor):
         joined: Callable[[Join], None],
         spans: Callable[[SpansTaken], None],
         desk: AdminDesk,
+        warn: Callable[[str], None],
     ) -> None:
         self._scheduler = scheduler
         self._welcome = welcome
@@ -69,11 +72,13 @@ class Coordinator(Actor):
         self._joined = joined
         self._spans = spans
         self._desk = desk
+        self._warn = warn
         self._joins: dict[str, Join] = {}
         self._roles: dict[Role, asyncio.Future[Ref]] = {}
         self._env_hosts: list[Ref] = []
         self._where: dict[str, Ref] = {}  # ticket -> env host
         self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
+        self.losses: dict[str, str] = {}  # reason -> what the last such loss said
         self._turn = itertools.count()
 
     async def on_start(self) -> None:
@@ -177,6 +182,8 @@ class Coordinator(Actor):
 
     def _ended(self, outcome: Outcome) -> None:
         self._where.pop(outcome.ticket, None)
+        if outcome.state == "lost" and outcome.reason not in EXPECTED_LOSSES:
+            self._note_loss(outcome)
         evaluation = self._evaluations.pop(outcome.ticket, None)
         if evaluation is not None:
             if not evaluation.done():
@@ -187,6 +194,13 @@ class Coordinator(Actor):
         else:
             self._scheduler.lost(outcome)
         self.flush()
+
+    def _note_loss(self, outcome: Outcome) -> None:
+        """People hear of the first of a kind; the log has them all."""
+        detail = " ".join(outcome.detail.split())
+        if outcome.reason not in self.losses:
+            self._warn(f"trajectory {outcome.ticket} is lost, {outcome.reason}: {detail}")
+        self.losses[outcome.reason] = detail
 
     def learner_version(self, version: int, alpha: int) -> None:
         """Tell all env hosts which trajectories may still be trained on."""

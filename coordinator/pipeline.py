@@ -89,8 +89,9 @@ class Pipeline:
         self._batch_ready = asyncio.Event()
         self._publishing: asyncio.Task[Published] | None = None
         self._evaluated = -1
-        self._stepping = asyncio.Event()  # clear while the ranks are between two versions
-        self._stepping.set()
+        self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
+        self._between_steps.set()
+        self._trainer_up = False
 
     def changed(self) -> None:
         """Called by the scheduler whenever a batch may have become ready."""
@@ -125,6 +126,7 @@ class Pipeline:
         version = await self._ready_engines()
         self._coordinator.learner_version(version, self._scheduler.rules.alpha)
         self._state.phase = "running"
+        self._recorder.generation_starts()
         self._scheduler.open()
         self._coordinator.flush()
         return version
@@ -136,6 +138,7 @@ class Pipeline:
         progress = self._recorder.progress
         with progress.phase(f"starting the trainer ({self._job.train.backend})"):
             weights = await self._node.ask(self._peers.trainer, GetWeights(), Weights, timeout_s=timeout_s, about=about)
+        self._trainer_up = True
         version = weights.manifest.version
         with progress.phase(f"starting engines ({self._job.rollout.engine})"):
             await self._wait_for_engines(timeout_s)
@@ -197,10 +200,11 @@ class Pipeline:
         except TimeoutError:
             scheduler = self._scheduler
             in_flight, buffered = scheduler.counts()
+            losses = "".join(f"; {reason}: {detail}" for reason, detail in self._coordinator.losses.items())
             raise PipelineStuck(
                 f"no batch within {timeout_s:g} s: {scheduler.complete_groups} of {scheduler.rules.groups_per_step} "
                 f"groups are complete, {in_flight} trajectories in flight, {buffered} buffered; "
-                f"ledger: {scheduler.ledger.balance()}"
+                f"ledger: {scheduler.ledger.balance()}{losses}"
             ) from None
         taken = self._scheduler.take()
         self._coordinator.flush()
@@ -211,7 +215,7 @@ class Pipeline:
         start = time.monotonic()
         timeout_s = self._job.train.step_timeout_s + self._job.coordinator.start_timeout_s
         about = f"version {version + 1}"
-        self._stepping.clear()
+        self._between_steps.clear()
         try:
             trained = await self._node.ask(
                 self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
@@ -220,7 +224,7 @@ class Pipeline:
             self._scheduler.put_back()
             raise
         finally:
-            self._stepping.set()
+            self._between_steps.set()
         self._scheduler.trained(version + 1)
         self._coordinator.learner_version(version + 1, self._scheduler.rules.alpha)
         self._coordinator.flush()
@@ -309,10 +313,15 @@ class Pipeline:
         self._spans.add("checkpoint", start, time.time(), version=state.version)
         return path
 
+    @property
+    def can_save(self) -> bool:
+        """Whether there are ranks that can write a checkpoint."""
+        return self._trainer_up
+
     async def leave_step(self, timeout_s: float) -> bool:
         """Wait until the ranks are not between two versions, so that a checkpoint can be written."""
         try:
-            await asyncio.wait_for(self._stepping.wait(), timeout_s)
+            await asyncio.wait_for(self._between_steps.wait(), timeout_s)
         except TimeoutError:
             return False
         return True

@@ -19,6 +19,7 @@ class Lost(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.detail = detail
 
 
 class Episode:
@@ -86,6 +87,7 @@ class Episode:
             self.ticket.id,
             "lost",
             loss.reason,
+            loss.detail,
             -1 if version is None else version,
             turns=self.recorder.turns,
             sampled_tokens=self.sampled_tokens,

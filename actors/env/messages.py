@@ -77,6 +77,7 @@ class Outcome(msgspec.Struct, frozen=True):
     ticket: str
     state: Literal["stored", "evaluated", "lost"]
     reason: str = ""
+    detail: str = ""  # of a loss, for people
     initiating_version: int = -1
     reward: float = 0.0
     env_return: float = 0.0
