@@ -6,14 +6,16 @@ anything is started.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import yaml
 
-from actors.policy import Policy
+from actors.policy import Policy, Qwen3Shape
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, TrainSettings
+from coordinator.metadata.spec import parse_spec
 
 
 class SchedulingSettings(Settings, frozen=True):
@@ -42,6 +44,7 @@ class CoordinatorSettings(Settings, frozen=True):
     store: str = "embedded"  # or zk://host:port,host:port; several ensembles separated by ";"
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
+    silence_s: float = 20.0  # a process without a sign of life for this long is dead
     trusted_network: bool = False
 
 
@@ -112,37 +115,90 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def check(job: Job) -> None:
     """Refuse values that can never work. Raises ``JobError`` naming the key."""
-    positive = {
-        "environment.max_turns": job.environment.max_turns,
-        "rollout.max_tokens_per_turn": job.rollout.max_tokens_per_turn,
-        "train.steps": job.train.steps,
-        "train.groups_per_step": job.train.groups_per_step,
-        "train.tensor_parallel": job.train.tensor_parallel,
-        "train.micro_batch_tokens": job.train.micro_batch_tokens,
-        "checkpoint.keep": job.checkpoint.keep,
-        "environment.step_timeout_s": job.environment.step_timeout_s,
-        "rollout.turn_timeout_s": job.rollout.turn_timeout_s,
-        "reward.timeout_s": job.reward.timeout_s,
-        "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
-        "rollout.temperature": job.rollout.temperature,
-        "train.learning_rate": job.train.learning_rate,
-    }
-    for key, number in positive.items():
-        if not number > 0:
+    for key, number in _positive(job).items():
+        if number != "auto" and not 0 < number < math.inf:
             raise JobError(f"{key}: expected a number above 0, found {number}")
-    for key, number in {"scheduling.alpha": job.scheduling.alpha, "evaluation.every": job.evaluation.every}.items():
-        if number < 0:
+    for key, number in _not_negative(job).items():
+        if not 0 <= number < math.inf:
             raise JobError(f"{key}: expected 0 or more, found {number}")
+    for key, number in {"adam_beta1": job.train.adam_beta1, "adam_beta2": job.train.adam_beta2}.items():
+        if not 0 <= number < 1:
+            raise JobError(f"train.{key}: expected a number from 0 to below 1, found {number}")
     if job.train.group_size < 2:
         raise JobError(
             f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}"
         )
     if job.train.backend == "torch" and job.train.tensor_parallel != 1:
         raise JobError("train.tensor_parallel: the torch backend runs in one process; use train.backend=megatron")
-    heads = job.policy.shape.kv_heads
-    if job.policy.path is None and heads % job.train.tensor_parallel:
-        raise JobError(
-            f"train.tensor_parallel: {job.train.tensor_parallel} does not divide policy.shape.kv_heads ({heads})"
-        )
-    if job.policy.path is not None and not (Path(job.policy.path) / "config.json").is_file():
+    if job.policy.path is None:
+        _check_shape(job.policy.shape)
+    elif not (Path(job.policy.path) / "config.json").is_file():
         raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there)")
+    try:
+        parse_spec(job.coordinator.store)
+    except ValueError as error:
+        raise JobError(f"coordinator.store: {error}") from None
+
+
+def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
+    """Settings that must be above 0."""
+    return {
+        "environment.max_turns": job.environment.max_turns,
+        "environment.workers": job.environment.workers,
+        "environment.concurrent": job.environment.concurrent,
+        "environment.step_timeout_s": job.environment.step_timeout_s,
+        "reward.timeout_s": job.reward.timeout_s,
+        "reward.workers": job.reward.workers,
+        "rollout.engines": job.rollout.engines,
+        "rollout.threads": job.rollout.threads,
+        "rollout.temperature": job.rollout.temperature,
+        "rollout.max_tokens_per_turn": job.rollout.max_tokens_per_turn,
+        "rollout.max_sequences": job.rollout.max_sequences,
+        "rollout.turn_timeout_s": job.rollout.turn_timeout_s,
+        "train.tensor_parallel": job.train.tensor_parallel,
+        "train.threads": job.train.threads,
+        "train.steps": job.train.steps,
+        "train.groups_per_step": job.train.groups_per_step,
+        "train.learning_rate": job.train.learning_rate,
+        "train.adam_epsilon": job.train.adam_epsilon,
+        "train.max_grad_norm": job.train.max_grad_norm,
+        "train.tis_cap": job.train.tis_cap,
+        "train.micro_batch_tokens": job.train.micro_batch_tokens,
+        "train.step_timeout_s": job.train.step_timeout_s,
+        "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
+        "checkpoint.keep": job.checkpoint.keep,
+        "coordinator.store_timeout_s": job.coordinator.store_timeout_s,
+        "coordinator.start_timeout_s": job.coordinator.start_timeout_s,
+        "coordinator.silence_s": job.coordinator.silence_s,
+    }
+
+
+def _not_negative(job: Job) -> dict[str, float]:
+    """Settings that may be 0."""
+    return {
+        "seed": job.seed,
+        "train.warmup_steps": job.train.warmup_steps,
+        "train.weight_decay": job.train.weight_decay,
+        "train.clip_low": job.train.clip_low,
+        "train.clip_high": job.train.clip_high,
+        "train.advantage_epsilon": job.train.advantage_epsilon,
+        "scheduling.alpha": job.scheduling.alpha,
+        "scheduling.redundant_groups": job.scheduling.redundant_groups,
+        "evaluation.every": job.evaluation.every,
+        "evaluation.episodes": job.evaluation.episodes,
+        "checkpoint.every": job.checkpoint.every,
+    }
+
+
+def _check_shape(shape: Qwen3Shape) -> None:
+    """A model of this shape can be built."""
+    for name, number in msgspec.structs.asdict(shape).items():
+        if not isinstance(number, bool) and number < 1:
+            raise JobError(f"policy.shape.{name}: expected a number above 0, found {number}")
+    if shape.heads % shape.kv_heads:
+        raise JobError(
+            f"policy.shape.kv_heads: {shape.kv_heads} does not divide policy.shape.heads ({shape.heads}): each is "
+            f"shared by equally many"
+        )
+    if shape.head_dim % 2:
+        raise JobError(f"policy.shape.head_dim: rotary positions need an even number, found {shape.head_dim}")

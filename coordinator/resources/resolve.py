@@ -59,17 +59,20 @@ class PolicyFacts(msgspec.Struct, frozen=True):
 
     vocab_size: int
     max_positions: int
+    kv_heads: int
 
 
 def policy_facts(job: Job) -> PolicyFacts:
     """From the shape or the model directory's ``config.json``. Raises ``JobError``."""
     if job.policy.path is None:
-        return PolicyFacts(job.policy.shape.vocab_size, job.policy.shape.max_positions)
+        shape = job.policy.shape
+        return PolicyFacts(shape.vocab_size, shape.max_positions, shape.kv_heads)
     path = Path(job.policy.path) / "config.json"
     try:
         config = json.loads(path.read_text())
-        return PolicyFacts(int(config["vocab_size"]), int(config["max_position_embeddings"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+        return PolicyFacts(int(config["vocab_size"]), int(config["max_position_embeddings"]), int(heads))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(f"policy.path: {path}: not a usable config.json: {error!r}") from None
 
 
@@ -87,6 +90,10 @@ def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
     facts = policy_facts(job)
+    if facts.kv_heads % ranks:
+        raise JobError(
+            f"train.tensor_parallel: {ranks} does not divide the policy's key-value heads ({facts.kv_heads})"
+        )
     longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
     if job.rollout.max_model_len != "auto" and not 2 <= job.rollout.max_model_len <= longest:
         raise JobError(
