@@ -11,6 +11,8 @@ the store's own deadline.
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from coordinator.messages import Join
@@ -21,7 +23,7 @@ from coordinator.resources.resolve import Placement
 class RunStatus(msgspec.Struct, frozen=True):
     """Content of ``/jobs/<run>/status``."""
 
-    state: str
+    state: str  # "starting", "running", then "done", "interrupted" or "failed"
     version: int
 
 
@@ -40,6 +42,7 @@ class Facts:
     def __init__(self, store: MetadataStore, run: str) -> None:
         self._store = store
         self._run = run
+        self._order = asyncio.Lock()  # what is said last stays
 
     async def status(self, state: str, version: int) -> None:
         await self._put(f"/jobs/{self._run}/status", RunStatus(state, version))
@@ -58,10 +61,11 @@ class Facts:
         await self._put_bytes(path, msgspec.json.encode(value), ephemeral=ephemeral)
 
     async def _put_bytes(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        try:
-            await self._store.create(path, value, ephemeral=ephemeral)
-        except EntryExists:
-            await self._store.write(path, value)
+        async with self._order:
+            try:
+                await self._store.create(path, value, ephemeral=ephemeral)
+            except EntryExists:
+                await self._store.write(path, value)
 
     async def close(self) -> None:
         await self._store.close()

@@ -1,8 +1,8 @@
 """One run from start to end, in the control process: prepare, start the roles, train, and leave everything in order.
 
 Invariant: however a run ends (done, interrupted, failed) its child processes are gone, its run directory holds a
-report, the conservation of trajectories has been checked, and a checkpoint was written unless the trainer is gone or
-the user insisted.
+report, the conservation of trajectories has been checked, and a checkpoint was written unless there is no trainer to
+write one or the user insisted. Why it failed is one line on stderr; the traceback is in the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from coordinator.facts import Facts
 from coordinator.job import Job
 from coordinator.messages import Join, Role, Welcome
 from coordinator.metadata import open_store
-from coordinator.observe.progress import Progress
+from coordinator.metadata.protocol import StoreError
+from coordinator.observe.progress import INTERRUPTED, Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
@@ -47,12 +48,11 @@ log = logging.getLogger(__name__)
 STEP_GRACE_S = 3.0
 """How long an interrupted run waits for the step under way: its end is the next moment that can be saved."""
 
+CLOSE_GRACE_S = 2.0
+"""How long a run waits for its metadata store to be closed, be it gone."""
+
 CONTROL = "control"
 ADDRESS_FILE = "coordinator.address"
-
-
-class Conservation(RuntimeError):
-    """Trajectories were lost without a reason: a fault of this program."""
 
 
 class Interrupted(Exception):
@@ -131,45 +131,71 @@ class Run:
 
     async def run(self) -> int:
         """Exit status: 0 done, 1 failed, 130 interrupted."""
-        launch = self._launch
-        key = read_key(launch.key_file) if launch.key_file is not None else None
         self._listen_for_signals()
-        node = Node(CONTROL, host=launch.host, port=launch.port, key=key)
-        node.on_give_up(lambda ref, error: self._fail(BusError(f"{ref} failed too often: {error!r}")))
+        node: Node | None = None
         facts: Facts | None = None
         status, outcome = 1, "failed"
         try:
-            store = await open_store(
-                launch.job.coordinator.store,
-                directory=self._directory.path / "metadata",
-                timeout_s=launch.job.coordinator.store_timeout_s,
-            )
-            facts = Facts(store, self._name)
+            node = self._open_node()
+            facts = await self._open_facts()
             status, outcome = await self._train(node, facts)
         except Interrupted as interruption:
             status, outcome = 130, f"{interruption} before anything was trained"
         except Exception as error:  # the last word on any failure, with its name
-            log.info("the run failed", exc_info=error)  # to the log file; the terminal gets one line
-            outcome = f"failed: {error}" if str(error) else f"failed: {error!r}"
+            outcome = self._failed(error)
         finally:
             self._state.phase = "stopping"
             (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
-            await node.close()
+            if node is not None:
+                await node.close()
             if facts is not None:
-                await self._close_facts(facts)
+                await self._close_facts(facts, {0: "done", 130: "interrupted"}.get(status, "failed"))
+            balance = self._scheduler.ledger.balance()
+            if not balance.holds:  # trajectories were lost without a reason: a fault of this program
+                status, outcome = 1, self._failed(RuntimeError(f"trajectories do not add up: {balance}"))
             self._recorder.close(outcome)
-        balance = self._scheduler.ledger.balance()
         self._progress.note(f"trajectories: {balance}")
-        if not balance.holds:
-            raise Conservation(f"trajectories do not add up: {balance}")
         self._progress.finish(outcome, self._directory.places())
         return status
 
-    async def _close_facts(self, facts: Facts) -> None:
+    def _open_node(self) -> Node:
+        launch = self._launch
+        key = read_key(launch.key_file) if launch.key_file is not None else None
+        node = Node(CONTROL, host=launch.host, port=launch.port, key=key)
+        node.on_give_up(lambda ref, error: self._fail(BusError(f"{ref} failed too often: {error!r}")))
+        return node
+
+    async def _open_facts(self) -> Facts:
+        """Raises ``Interrupted``, and what opening the store raises."""
+        settings = self._launch.job.coordinator
+        opening = asyncio.create_task(
+            open_store(settings.store, directory=self._directory.path / "metadata", timeout_s=settings.store_timeout_s)
+        )
         try:
-            await facts.close()
-        except Exception as error:  # a store that is gone must not hide how the run ended
-            log.error("closing the metadata store failed: %s", error)
+            return Facts(await self._race(opening), self._name)
+        except Interrupted:
+            opening.cancel()
+            await asyncio.wait([opening], timeout=CLOSE_GRACE_S)
+            raise
+
+    async def _close_facts(self, facts: Facts, state: str) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                await facts.status(state, self._scheduler.version)
+        except (StoreError, TimeoutError) as error:  # a store that is gone must not hide how the run ended
+            log.warning("the metadata store was not told that the run has ended: %s", error)
+        try:
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                await facts.close()
+        except (StoreError, TimeoutError) as error:
+            log.info("the metadata store was not closed: %s", error)
+
+    def _failed(self, error: Exception) -> str:
+        """The outcome of a run that ends with this error."""
+        log.info("the run failed", exc_info=error)  # the traceback goes to the log file
+        reason = " ".join(str(error).split()) or repr(error)
+        log.error("%s", reason)
+        return f"failed: {reason}"
 
     # ---- the parts -----------------------------------------------------------------------------------------------
 
@@ -182,6 +208,7 @@ class Run:
             joined=lambda join: self._record_join(join, node, facts),
             spans=self._recorder.spans,
             desk=AdminDesk(self._state, self._scheduler),
+            warn=self._progress.warn,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         self._write_address(ref)
@@ -219,7 +246,14 @@ class Run:
     def _record_join(self, join: Join, node: Node, facts: Facts) -> None:
         if join.node.name != CONTROL:
             self._progress.note(f"{join.node.name} joined: {', '.join(join.roles)}")
-        node.background(facts.joined(join))
+        node.background(self._told(facts.joined(join)))
+
+    async def _told(self, fact: Coroutine[Any, Any, None]) -> None:
+        """Write something into the metadata store, beside the loop; a store that fails ends the run."""
+        try:
+            await fact
+        except StoreError as error:
+            self._fail(error)
 
     async def _join_locally(self, node: Node, ref: Ref, facts: Facts) -> None:
         roles: list[Role] = ["coordinator", *self._launch.local_roles]
@@ -271,7 +305,7 @@ class Run:
             state=self._state,
             spans=self._spans,
             best_success=None if resume is None else resume.best_success,
-            served=lambda version: node.background(facts.status("running", version)),
+            served=lambda version: node.background(self._told(facts.status("running", version))),
         )
         self._scheduler.on_change(pipeline.changed)
         return pipeline
@@ -291,13 +325,16 @@ class Run:
             await self._end(training, pipeline)
             await self._save_after_failure(pipeline)
             raise
-        can_save = await pipeline.leave_step(STEP_GRACE_S)
+        between_steps = await pipeline.leave_step(STEP_GRACE_S)
         await self._end(training, pipeline)
-        await facts.status("stopped", self._scheduler.version)
         if not self._saves:
             return status, outcome
-        saved = await self._save(pipeline) if can_save else "no checkpoint: the step under way took too long"
-        return status, f"{outcome}; {saved}"
+        return status, f"{outcome}; {await self._saved(pipeline, between_steps)}"
+
+    async def _saved(self, pipeline: Pipeline, between_steps: bool) -> str:
+        if not pipeline.can_save:
+            return "no checkpoint: the trainer was not up yet"
+        return await self._save(pipeline) if between_steps else "no checkpoint: the step under way took too long"
 
     async def _race(self, task: asyncio.Task[T]) -> T:
         """The result of a task, unless a part of the run fails or Ctrl-C arrives first; the task is then left as it
@@ -321,7 +358,7 @@ class Run:
 
     async def _save_after_failure(self, pipeline: Pipeline) -> None:
         """A logic error leaves a checkpoint too, where the trainer still lives."""
-        if not self._saves:
+        if not (self._saves and pipeline.can_save):
             return
         try:
             async with asyncio.timeout(STEP_GRACE_S * 10):
@@ -333,20 +370,22 @@ class Run:
     # ---- signals and failures ------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        log.error("fatal: %s", error)
+        log.info("fatal: %s", error)
         if not self._failure.done():
             self._failure.set_result(error)
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self._interrupted.done():  # the second one insists
             self._progress.close()
             os._exit(130)
-        self._progress.interrupted()
+        self._progress.interrupted(
+            INTERRUPTED.replace("Ctrl-C:", f"{number.name}:") if number != signal.SIGINT else INTERRUPTED
+        )
         self._interrupted.set_result(None)
 
 

@@ -18,6 +18,7 @@ import msgspec
 from actors.core.logs import close_logging, configure_logging
 from actors.env.messages import Outcome, Ticket
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable
+from coordinator.commands.train import read_job_directory, settled
 from coordinator.job import Job, convert
 from coordinator.messages import ROLES
 from coordinator.observe.progress import PlainProgress
@@ -46,8 +47,8 @@ class FinishedRun:
         self._directory = RunDirectory.open(path)
         self._checkpoints = Checkpoints(self._directory.checkpoints, 1)
         self.version = self._pick(which)
-        self._job_directory = Path((self._directory.path / "job_directory").read_text().strip())
-        job = convert(self._directory.read_job(), str(self._directory.job_file), overrides)
+        self._job_directory = read_job_directory(self._directory)
+        job = settled(convert(self._directory.read_job(), str(self._directory.job_file), overrides))
         check_job(job, self._job_directory)
         self.job = job
 

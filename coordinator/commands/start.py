@@ -24,11 +24,11 @@ import msgspec
 from actors.core import Actor, Node, Ref, handler
 from actors.core.logs import configure_logging
 from bus.message import BusError, NodeAddress
-from bus.security import SecurityError, read_key
-from coordinator.commands.train import prepare, run
+from bus.security import SecurityError, check_exposure, read_key
+from coordinator.commands.train import prepare, run, write_job_directory
 from coordinator.coordinator import MEMBER
 from coordinator.job import Job, JobError
-from coordinator.messages import ROLES, Join, Role, RunOver, Welcome
+from coordinator.messages import ROLES, Join, Role, RoleFailed, RunOver, Welcome
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job
 from coordinator.resources.resolve import resolve
@@ -37,6 +37,11 @@ from coordinator.run import CONTROL, Launch, policy_directory
 from hwprobe import build_affinity_map, encode, probe
 
 log = logging.getLogger(__name__)
+
+
+class RoleNotTaken(RuntimeError):
+    """This process could not do what it was started for; the message says why."""
+
 
 JOIN_TIMEOUT_S = 60.0
 COORDINATOR_SILENCE_S = 60.0
@@ -76,18 +81,21 @@ def main(argv: list[str] | None = None) -> int:
     except (JobError, RunDirectoryError, SecurityError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BusError as error:
+    except (BusError, RoleNotTaken) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before a run listens for it
+        return 130
 
 
 def _coordinate(arguments: argparse.Namespace) -> int:
+    check_exposure(arguments.host, read_key(arguments.key_file) if arguments.key_file is not None else None)
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
     job_directory = arguments.job.resolve().parent
     check_job(job, job_directory)
     with RunDirectory.create(arguments.runs, job.name) as directory:
         directory.write_job(job)
-        (directory.path / "job_directory").write_text(f"{job_directory}\n")
+        write_job_directory(directory, job_directory)
         launch = Launch(
             job=job,
             placement=placement,
@@ -113,20 +121,42 @@ class Member(Actor):
 
 
 async def _take_role(arguments: argparse.Namespace) -> int:
-    role: Role = arguments.role
-    name = arguments.name or f"{role}-{os.getpid()}"
+    name = arguments.name or f"{arguments.role}-{os.getpid()}"
     key = read_key(arguments.key_file) if arguments.key_file is not None else None
     over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     _end_on_signals(over)
     async with Node(name, host=arguments.host, key=key) as node:
         await node.spawn(lambda: Member(over), MEMBER)
         coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
-        affinity = build_affinity_map(probe())
-        join = Join(node.address, [role], os.getpid(), encode(affinity))
-        about = f"is a coordinator listening at {arguments.join}?"
-        welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
-        directory = _local_directory(welcome)
-        configure_logging(name, directory / "logs", job=welcome.run)
+        starting = asyncio.create_task(_start(arguments, node, coordinator, over))
+        try:
+            first: set[asyncio.Future[Any]] = {starting, over}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                print(f"{name}: {arguments.role} is ready for run {starting.result()}", flush=True)
+            outcome = await over
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+    print(f"{name}: {outcome}", flush=True)
+    return 1 if outcome.startswith("lost") else 0
+
+
+async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, over: asyncio.Future[str]) -> str:
+    """Join and take the role; returns the run's name. Where that fails the run is told, which cannot go on without."""
+    role: Role = arguments.role
+    affinity = build_affinity_map(probe())
+    join = Join(node.address, [role], os.getpid(), encode(affinity))
+    about = f"is a coordinator listening at {arguments.join}?"
+    welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
+    node.watch(
+        coordinator.node,
+        silence_s=COORDINATOR_SILENCE_S,
+        on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
+    )
+    directory = _local_directory(welcome)
+    configure_logging(node.address.name, directory / "logs", job=welcome.run)
+    try:
         job = msgspec.json.decode(welcome.job, type=Job)
         context = RoleContext(
             node,
@@ -142,23 +172,12 @@ async def _take_role(arguments: argparse.Namespace) -> int:
             host=arguments.host,
             key_file=arguments.key_file,
         )
-        node.watch(
-            coordinator.node,
-            silence_s=COORDINATOR_SILENCE_S,
-            on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
-        )
-        starting = asyncio.create_task(START[role](context))
-        first: set[asyncio.Future[Any]] = {starting, over}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-            print(f"{name}: {role} is ready for run {welcome.run}", flush=True)
-            outcome = await over
-        else:
-            starting.cancel()
-            outcome = over.result()
-        print(f"{name}: {outcome}", flush=True)
-        return 1 if outcome.startswith("lost") else 0
+        await START[role](context)
+    except Exception as error:  # whatever keeps a role from starting ends the run, by name
+        node.tell(coordinator, RoleFailed(role, node.address.name, str(error)))
+        log.info("the role could not be taken", exc_info=error)
+        raise RoleNotTaken(f"{role} did not start: {' '.join(str(error).split()) or repr(error)}") from error
+    return welcome.run
 
 
 def _local_directory(welcome: Welcome) -> Path:

@@ -51,12 +51,15 @@ def main(argv: list[str] | None = None) -> int:
     except (JobError, RunDirectoryError, CheckpointUnusable) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:  # before a run listens for it
+        print("interrupted before anything was started", file=sys.stderr)
+        return 130
 
 
 def _main(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         overrides = ([str(arguments.job)] if arguments.job is not None else []) + arguments.overrides
-        return _resume(arguments.resume, overrides)
+        return _resume(arguments.resume, overrides, dry_run=arguments.dry_run)
     if arguments.job is None:
         raise JobError("expected a job file (or --resume RUN); see train --help")
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
@@ -67,7 +70,7 @@ def _main(arguments: argparse.Namespace) -> int:
         return 0
     with RunDirectory.create(arguments.runs, job.name) as directory:
         directory.write_job(job)
-        (directory.path / "job_directory").write_text(f"{job_directory}\n")
+        write_job_directory(directory, job_directory)
         launch = Launch(job=job, placement=placement, affinity=affinity, job_directory=job_directory, local_roles=ROLES)
         return run(launch, directory)
 
@@ -75,18 +78,48 @@ def _main(arguments: argparse.Namespace) -> int:
 def prepare(path: Path, overrides: list[str]) -> tuple[Job, AffinityMap, Placement]:
     """Read, probe, resolve. Raises ``JobError``."""
     affinity = build_affinity_map(probe())
-    job, placement = resolve(load(path, overrides), affinity)
+    job, placement = resolve(settled(load(path, overrides)), affinity)
     return job, affinity, placement
 
 
-def _resume(path: Path, overrides: list[str]) -> int:
+def settled(job: Job) -> Job:
+    """The same job, independent of the working directory: it is read again elsewhere, and later."""
+    policy = job.policy
+    absolute = {
+        name: str(Path(value).absolute())
+        for name, value in (("path", policy.path), ("tokenizer", policy.tokenizer))
+        if value is not None and value != "bytes"
+    }
+    return msgspec.structs.replace(job, policy=msgspec.structs.replace(policy, **absolute))
+
+
+JOB_DIRECTORY = "job_directory"
+"""File of a run directory: where the job file lay, which import paths are relative to."""
+
+
+def write_job_directory(directory: RunDirectory, job_directory: Path) -> None:
+    (directory.path / JOB_DIRECTORY).write_text(f"{job_directory}\n")
+
+
+def read_job_directory(directory: RunDirectory) -> Path:
+    """Raises ``RunDirectoryError``."""
+    path = directory.path / JOB_DIRECTORY
+    try:
+        return Path(path.read_text().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error}; is {directory.path} a run directory?") from None
+
+
+def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
     with RunDirectory.open(path, own=True) as directory:
         checkpoint = newest(directory)
-        job = convert(directory.read_job(), str(directory.job_file), overrides)
-        job_directory = Path((directory.path / "job_directory").read_text().strip())
-        check_job(job, job_directory)
+        job_directory = read_job_directory(directory)
         affinity = build_affinity_map(probe())
-        job, placement = resolve(job, affinity)
+        job, placement = resolve(settled(convert(directory.read_job(), str(directory.job_file), overrides)), affinity)
+        check_job(job, job_directory)
+        if dry_run:
+            print(describe(job, placement))
+            return 0
         directory.write_job(job)
         directory.rewind(checkpoint.version)
         launch = Launch(

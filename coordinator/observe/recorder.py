@@ -12,9 +12,9 @@ import numpy as np
 
 from actors.env.messages import Outcome
 from actors.telemetry import SpansTaken
-from coordinator.observe.lines import LineWriter
+from coordinator.observe.lines import LineWriter, read_lines
 from coordinator.observe.progress import Progress
-from coordinator.observe.records import EvalRecord, SampleRecord, Span, StepRecord, moving_average
+from coordinator.observe.records import EvalRecord, SampleRecord, Span, StepRecord, decode_metric, moving_average
 from coordinator.observe.report import write_report
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.trackers import open_trackers
@@ -52,12 +52,13 @@ class Recorder:
     """See the module docstring."""
 
     def __init__(self, run: RunDirectory, progress: Progress, *, resumed_version: int | None, elapsed_s: float) -> None:
+        """``elapsed_s``: how long the sittings before this one took; their trend goes on from what they recorded."""
         self.progress = progress
         self._run = run
         self._trackers = open_trackers(run, progress.warn, resumed_version=resumed_version)
         self._timeline = LineWriter(run.timeline)
         self._started = time.monotonic() - elapsed_s
-        self._trend: float | None = None
+        self._trend = _last_trend(run) if resumed_version is not None else None
         self._tokens = 0
         self._last_step = time.monotonic()
         self._last_report = time.monotonic()
@@ -65,6 +66,10 @@ class Recorder:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
+
+    def generation_starts(self) -> None:
+        """Rates count from here: nobody generates while the parts are started."""
+        self._last_step = time.monotonic()
 
     def step(self, facts: StepFacts) -> StepRecord:
         """Record one step."""
@@ -149,3 +154,9 @@ class Recorder:
             tracker.close()
         self._timeline.close()
         write_report(self._run, status=status)
+
+
+def _last_trend(run: RunDirectory) -> float | None:
+    """``reward_trend`` of the last step on record."""
+    steps = [record for record in read_lines(run.metrics, decode_metric).records if isinstance(record, StepRecord)]
+    return steps[-1].reward_trend if steps else None
