@@ -1,0 +1,71 @@
+"""Values that can never work are refused by name, before anything looks at them."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from coordinator.job import JobError, convert
+from coordinator.resources.resolve import resolve
+from hwprobe import build_affinity_map, probe
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "seed=-1",
+        "policy.shape.layers=0",
+        "policy.shape.head_dim=31",
+        "policy.shape.kv_heads=3",
+        "environment.max_turns=0",
+        "environment.workers=0",
+        "environment.concurrent=-4",
+        "environment.step_timeout_s=.inf",
+        "reward.workers=0",
+        "rollout.engines=0",
+        "rollout.max_sequences=0",
+        "rollout.temperature=.nan",
+        "rollout.turn_timeout_s=0",
+        "train.threads=0",
+        "train.steps=0",
+        "train.groups_per_step=0",
+        "train.group_size=1",
+        "train.learning_rate=.inf",
+        "train.adam_beta2=1",
+        "train.warmup_steps=-1",
+        "train.tis_cap=0",
+        "train.tensor_parallel=2",  # the backend is torch
+        "scheduling.alpha=-1",
+        "scheduling.redundant_groups=-1",
+        "evaluation.episodes=-1",
+        "checkpoint.keep=0",
+        "coordinator.silence_s=0",
+        "coordinator.store=zk://",
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(override: str) -> None:
+    with pytest.raises(JobError) as refused:
+        convert({}, "job.yaml", [override])
+    assert str(refused.value).startswith(f"{override.partition('=')[0]}: ")
+
+
+@pytest.mark.parametrize("override", ["train.steps", "=3", "name.first=x", "train.steps=[1"])
+def test_a_malformed_override_is_quoted(override: str) -> None:
+    with pytest.raises(JobError) as refused:
+        convert({"name": "lake"}, "job.yaml", [override])
+    assert str(refused.value).startswith(f"override {override!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["train.backend=megatron", "train.tensor_parallel=4"], "train.tensor_parallel"),  # 2 key-value heads
+        (["rollout.max_model_len=2048"], "rollout.max_model_len"),  # 2,048 positions: one is kept for scoring
+        (["rollout.max_model_len=1"], "rollout.max_model_len"),
+    ],
+)
+def test_what_does_not_fit_the_policy_is_refused_by_name(overrides: list[str], key: str) -> None:
+    job = convert(yaml.safe_load("{}"), "job.yaml", [*overrides, "rollout.engine=torch"])
+    with pytest.raises(JobError) as refused:
+        resolve(job, build_affinity_map(probe()))
+    assert str(refused.value).startswith(f"{key}: ")
