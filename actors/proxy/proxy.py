@@ -20,13 +20,12 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.protocol import EngineLimits
-from actors.proxy.fleet import EngineFleet
 from actors.proxy.messages import (
     Abort,
     Accepted,
@@ -55,7 +54,7 @@ from actors.proxy.messages import (
 from actors.proxy.routing import choose, preferred_class
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
-from bus.message import PeerLost
+from bus.message import NodeAddress, PeerLost
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +92,22 @@ class EngineEntry:
         return len(self.in_flight) / self.limits.max_sequences
 
 
+class Fleet(Protocol):
+    """The engine processes; see ``actors.proxy.fleet``."""
+
+    async def start(self) -> None: ...
+
+    def ready(self, name: str, address: NodeAddress) -> None: ...
+
+    async def retire(self, name: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class LLMProxy(Actor):
     """See the module docstring. ``classes`` names the engines and their hardware classes, from the affinity map."""
 
-    fleet: EngineFleet  # set before the first message
+    fleet: Fleet  # set before the first message
 
     def __init__(
         self,
@@ -343,4 +354,4 @@ class LLMProxy(Actor):
             EngineState(e.name, e.state, e.hardware_class, e.version, len(e.in_flight), e.restarts)
             for e in self._engines.values()
         ]
-        return ProxyState(engines, len(self._queued), self._tokens, dict(self._counters))
+        return ProxyState(engines, len(self._queued), self._tokens, dict(+self._counters))

@@ -157,6 +157,20 @@ def test_a_run_does_not_starve_however_many_trajectories_are_lost() -> None:
     pytest.fail(f"no batch: {made.ledger.balance()}")
 
 
+def test_what_was_never_sent_is_not_started_nor_stopped_once_its_group_is_evicted() -> None:
+    made = scheduler(alpha=0, groups=1)
+    first, second = started(made)
+    for _ in range(MEMBER_RETRIES):
+        made.lost(lost(first.id))
+        (first,) = started(made)
+    made.lost(lost(second.id))  # the group is replaced; its first member runs
+    assert made.to_stop == [(first.id, "env_failed")]
+    fresh = made.to_start[:]
+    made.lost(lost(fresh[0].id, "stale"))  # the second one was not sent yet
+    assert made.to_stop == [(first.id, "env_failed")]
+    assert fresh[1] not in made.to_start
+
+
 def test_what_arrives_of_an_evicted_group_is_discarded_or_ignored() -> None:
     made = scheduler()
     first, second, *_ = started(made)
@@ -403,6 +417,19 @@ def test_groups_that_a_lower_alpha_makes_stale_are_evicted_on_resuming() -> None
     made.trained(1)
     resumed = RollingScheduler(rules(alpha=0, groups=1), Ledger())
     resumed.restore(through_json(made.state()), 1, [ticket.id for ticket in tickets[2:]])
+    assert resumed.ledger.balance().evicted == {"stale": 2}
+    resumed.open()
+    assert groups_of(started(resumed)) == [2]
+
+
+def test_members_of_a_group_that_is_stale_on_resuming_do_not_run_again() -> None:
+    made = scheduler(alpha=1, groups=1)
+    tickets = started(made)
+    store_all(made, tickets[:3])
+    made.take()
+    made.trained(1)
+    resumed = RollingScheduler(rules(alpha=0, groups=1), Ledger())
+    resumed.restore(through_json(made.state()), 1, [tickets[2].id])
     assert resumed.ledger.balance().evicted == {"stale": 2}
     resumed.open()
     assert groups_of(started(resumed)) == [2]

@@ -1,0 +1,219 @@
+"""A proxy on one node, scripted engine hosts each on a node of its own, and somebody who asks for generations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from actors.core import Actor, Node, Ref, handler
+from actors.proxy.engines.protocol import Completion, EngineLimits, FinishReason, GenerateRequest
+from actors.proxy.messages import (
+    Accepted,
+    Acknowledged,
+    Add,
+    DescribeProxy,
+    Done,
+    EngineReady,
+    EngineState,
+    Finished,
+    HostAbort,
+    HostAdd,
+    HostForget,
+    HostResume,
+    HostSuspend,
+    HostUpdate,
+    Progress,
+    ProxyState,
+    RequestFailed,
+    Resume,
+    Served,
+    Suspend,
+    Update,
+)
+from actors.proxy.proxy import LLMProxy
+from actors.weightsync.manifest import Receipt
+from bus.message import NodeAddress
+
+LIMITS = EngineLimits(max_sequences=4, max_model_len=64)
+
+
+def request(id_: str, trajectory: str = "") -> GenerateRequest:
+    return GenerateRequest(id_, trajectory or id_.partition("/")[0], np.array([1, 2], np.int32), max_tokens=1)
+
+
+def completion(id_: str, reason: FinishReason = "length", token: int = 7) -> Completion:
+    count = 0 if reason == "aborted" else 1
+    return Completion(
+        id_,
+        np.full(count, token, np.int32),
+        np.full(count, -0.5, np.float32),
+        np.zeros(count, np.int32),
+        reason,
+    )
+
+
+class ScriptedHost(Actor):
+    """An engine's host that answers when the test says so."""
+
+    def __init__(self, name: str, proxy: Ref) -> None:
+        self.name = name
+        self.proxy = proxy
+        self.held: dict[str, Ref] = {}
+        self.log: list[str] = []
+        self.batches: list[int] = []  # requests of each message
+        self.fails_update = ""
+
+    @handler
+    async def add(self, message: HostAdd) -> None:
+        self.batches.append(len(message.requests))
+        for one, reply_to in zip(message.requests, message.reply_to, strict=True):
+            self.log.append(f"add {one.request_id}")
+            self.held[one.request_id] = reply_to
+
+    @handler
+    async def abort(self, message: HostAbort) -> None:
+        self.log.append(f"abort {message.request_id}")
+        if message.request_id in self.held:
+            self.answer(message.request_id, "aborted")
+
+    @handler
+    async def forget(self, message: HostForget) -> None:
+        self.log += [f"forget {trajectory}" for trajectory in message.trajectories]
+
+    @handler
+    async def suspend(self, message: HostSuspend) -> Acknowledged:
+        self.log.append("suspend")
+        return Acknowledged()
+
+    @handler
+    async def update(self, message: HostUpdate) -> Receipt:
+        self.log.append(f"update {message.version}")
+        if self.fails_update:
+            raise RuntimeError(self.fails_update)
+        return Receipt(message.version, self.name, {}, np.zeros(1, np.float32))
+
+    @handler
+    async def resume(self, message: HostResume) -> Acknowledged:
+        self.log.append("resume")
+        return Acknowledged()
+
+    def answer(self, id_: str, reason: FinishReason = "length") -> None:
+        self.node.tell(self.held.pop(id_), Finished(self.name, [completion(id_, reason)]))
+        self.node.tell(self.proxy, Served(self.name, [id_], 0 if reason == "aborted" else 1))
+
+
+class Asker(Actor):
+    """Notes every answer, in order."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[str, str]] = []  # request, engine
+        self.aborted: list[str] = []
+        self.failed: list[tuple[str, str]] = []  # request, reason
+
+    @handler
+    async def take(self, message: Finished) -> None:
+        for one in message.completions:
+            if one.finish_reason == "aborted":
+                self.aborted.append(one.request_id)
+            else:
+                self.finished.append((one.request_id, message.engine))
+
+    @handler
+    async def fail(self, message: RequestFailed) -> None:
+        self.failed.append((message.request_id, message.reason))
+
+
+class ScriptedFleet:
+    """Stands for the engine processes."""
+
+    def __init__(self) -> None:
+        self.retired: list[str] = []
+        self.watched: list[str] = []
+
+    async def start(self) -> None:
+        """The test starts engines."""
+
+    def ready(self, name: str, address: NodeAddress) -> None:
+        self.watched.append(name)
+
+    async def retire(self, name: str) -> None:
+        self.retired.append(name)
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
+class World:
+    """What a test gets to see."""
+
+    def __init__(self, node: Node, proxy: LLMProxy, fleet: ScriptedFleet, failures: list[BaseException]) -> None:
+        self.node = node
+        self.proxy = proxy
+        self.fleet = fleet
+        self.failures = failures
+        self.asker = Asker()
+        self.hosts: dict[str, ScriptedHost] = {}
+        self.nodes: list[Node] = []
+
+    async def start(self, name: str) -> ScriptedHost:
+        """An engine comes up (again), cold."""
+        node = Node(name)
+        self.nodes.append(node)
+        host = self.hosts[name] = ScriptedHost(name, self.proxy.ref)
+        ref = await node.spawn(lambda: host, "engine")
+        ready = EngineReady(name, ref, LIMITS, 0.1)
+        await node.ask(self.proxy.ref, ready, Acknowledged, timeout_s=5)
+        return host
+
+    async def serve(self, name: str, version: int = 0) -> ScriptedHost:
+        """An engine comes up and gets weights."""
+        host = await self.start(name)
+        await self.command(Update(name, version))
+        await self.command(Resume(name, version))
+        host.log.clear()
+        return host
+
+    async def add(self, id_: str, trajectory: str = "", domain: str = "default") -> str:
+        message = Add(request(id_, trajectory), self.asker.ref, domain)
+        return (await self.node.ask(self.proxy.ref, message, Accepted, timeout_s=5)).engine
+
+    async def command(self, message: Suspend | Update | Resume) -> Done:
+        answers = await self.answers(message)
+        assert [type(answer) for answer in answers] == [Accepted, Done]
+        done = answers[-1]
+        assert isinstance(done, Done)
+        return done
+
+    async def answers(self, message: Suspend | Update | Resume) -> list[Accepted | Done]:
+        progress: Any = Progress
+        return [answer async for answer in self.node.stream(self.proxy.ref, message, progress, timeout_s=5)]
+
+    async def describe(self) -> ProxyState:
+        return await self.node.ask(self.proxy.ref, DescribeProxy(), ProxyState, timeout_s=5)
+
+    async def engine(self, name: str) -> EngineState:
+        return next(engine for engine in (await self.describe()).engines if engine.name == name)
+
+
+@asynccontextmanager
+async def world(
+    engines: Mapping[str, str] | list[str], affinity: Mapping[str, str] | None = None
+) -> AsyncIterator[World]:
+    """``engines``: names, with their hardware classes where they matter."""
+    classes = dict(engines) if isinstance(engines, Mapping) else dict.fromkeys(engines, "CPU")
+    async with Node("control") as node:
+        failures: list[BaseException] = []
+        fleet = ScriptedFleet()
+        proxy = LLMProxy(classes, dict(affinity or {}), failed=failures.append)
+        proxy.fleet = fleet
+        await node.spawn(lambda: proxy, "proxy", restarts=0)
+        made = World(node, proxy, fleet, failures)
+        await node.spawn(lambda: made.asker, "asker", restarts=0)
+        try:
+            yield made
+        finally:
+            for one in made.nodes:
+                await one.close()

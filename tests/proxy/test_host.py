@@ -1,0 +1,390 @@
+"""The engine's host and its thread over a scripted engine: orders take effect between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.core import Actor, Node, Ref, handler
+from actors.proxy.engines.host import EngineHost, NotServable, StagingOvertaken
+from actors.proxy.engines.protocol import Completion, GenerateRequest
+from actors.proxy.messages import (
+    Acknowledged,
+    Finished,
+    HostAbort,
+    HostAdd,
+    HostForget,
+    HostResume,
+    HostScore,
+    HostSuspend,
+    HostUpdate,
+    RequestFailed,
+    Scored,
+    Served,
+    Stage,
+    Staged,
+)
+from actors.telemetry import Spans
+from actors.weightsync.manifest import Manifest, Receipt, TensorFact
+from actors.weightsync.messages import Block, Fetch
+from tests.proxy.scripted_engine import ScriptedEngine
+from tests.support.loops import run, settle, until
+
+
+def manifest(version: int) -> Manifest:
+    facts = {"w": TensorFact("float32", (2,), "digest of w")}
+    return Manifest(version, "float32", facts, np.zeros(4, np.int32), np.zeros(3, np.float32))
+
+
+class Peer(Actor):
+    """Whoever asks, the proxy and the publisher in one: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.finished: list[Completion] = []
+        self.messages = 0
+        self.failed: list[tuple[str, str]] = []
+        self.served: list[str] = []
+        self.tokens = 0
+        self.gates: dict[int, asyncio.Event] = {}  # version -> may be sent
+
+    @handler
+    async def on_finished(self, message: Finished) -> None:
+        self.messages += 1
+        self.finished += message.completions
+
+    @handler
+    async def on_failed(self, message: RequestFailed) -> None:
+        self.failed.append((message.request_id, message.reason))
+
+    @handler
+    async def on_served(self, message: Served) -> None:
+        self.served += message.request_ids
+        self.tokens += message.tokens
+
+    @handler
+    async def fetch(self, message: Fetch) -> AsyncIterator[Block]:
+        if message.version in self.gates:
+            await self.gates[message.version].wait()
+        yield Block("w", 0, np.zeros(8, np.uint8))
+
+
+class World:
+    def __init__(self, node: Node, engine: ScriptedEngine, peer: Peer, me: Ref) -> None:
+        self.node = node
+        self.engine = engine
+        self.peer = peer
+        self.me = me
+        self.failures: list[BaseException] = []
+        self.host: Ref = me
+
+    async def ask(self, message: Any, reply: type[Any] = Acknowledged) -> Any:
+        return await self.node.ask(self.host, message, reply, timeout_s=10)
+
+    def add(self, id_: str, *, tokens: int = 1, prompt: int = 2) -> None:
+        request = GenerateRequest(id_, id_, np.zeros(prompt, np.int32), max_tokens=tokens)
+        self.node.tell(self.host, HostAdd([request], [self.me]))
+
+    async def load(self, version: int) -> Receipt:
+        await self.ask(Stage(manifest(version), self.me), Staged)
+        receipt: Receipt = await self.ask(HostUpdate(version), Receipt)
+        return receipt
+
+    async def begin(self) -> None:
+        """Weights of version 0, and serving."""
+        await self.load(0)
+        await self.ask(HostResume())
+        self.engine.log.clear()
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with Node("n") as node:
+        peer = Peer()
+        me = await node.spawn(lambda: peer, "peer", restarts=0)
+        made = World(node, ScriptedEngine(), peer, me)
+        host = EngineHost("e0", made.engine, me, Spans("e0"), made.failures.append)
+        made.host = await node.spawn(lambda: host, "engine", restarts=0)
+        try:
+            yield made
+        finally:
+            made.engine.gate.set()
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+
+def test_completions_go_to_whoever_asked_and_the_proxy_is_told() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("a", tokens=3)
+            await until(lambda: made.peer.served)
+            (completion,) = made.peer.finished
+            assert (completion.request_id, completion.finish_reason) == ("a", "length")
+            assert completion.versions.tolist() == [0, 0, 0]
+            assert (made.peer.served, made.peer.tokens) == (["a"], 3)
+
+    run(test())
+
+
+def test_what_one_step_finishes_for_one_asker_is_one_message() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=2)
+            await until(made.engine.in_step.is_set)
+            made.add("b", tokens=1)
+            await settle()
+            made.engine.gate.set()
+            await until(lambda: len(made.peer.finished) == 2)
+            assert made.peer.messages == 1
+
+    run(test())
+
+
+def test_a_request_that_can_never_run_is_answered_with_the_reason() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("long", prompt=17)
+            made.add("short")
+            await until(lambda: made.peer.failed and made.peer.finished)
+            assert made.peer.failed == [("long", "refused by engine e0: a prompt of 17 tokens, at most 16 fit")]
+            await until(lambda: sorted(made.peer.served) == ["long", "short"])
+
+    run(test())
+
+
+def test_an_aborted_request_is_answered_with_the_tokens_that_it_has() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=5)
+            await until(made.engine.in_step.is_set)
+            made.node.tell(made.host, HostAbort("a"))
+            made.node.tell(made.host, HostAbort("unknown"))
+            await settle()
+            made.engine.gate.set()
+            await until(lambda: made.peer.served)
+            (completion,) = made.peer.finished
+            assert completion.finish_reason == "aborted"
+            assert len(completion.tokens) == 1  # it took effect after the step that was running
+            made.node.tell(made.host, HostAbort("a"))
+            await made.ask(HostSuspend())
+            assert made.peer.served == ["a"]  # one answer
+
+    run(test())
+
+
+def test_orders_are_carried_out_in_the_order_in_which_they_came_between_two_steps() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=2)
+            await until(made.engine.in_step.is_set)
+            made.add("b")
+            made.node.tell(made.host, HostAbort("b"))
+            made.node.tell(made.host, HostForget(["x"]))
+            scored = asyncio.create_task(made.ask(HostScore(np.zeros(3, np.int32)), Scored))
+            await settle()
+            made.engine.gate.set()
+            assert (await scored).logprobs.tolist() == [0, 0]
+            await until(lambda: len(made.peer.served) == 2)
+            assert made.engine.log == ["add a", "step", "add b", "abort b", "forget x", "score", "step"]
+            assert made.engine.threads == {"engine"}
+
+    run(test())
+
+
+# ---- suspend, update, resume ---------------------------------------------------------------------------------------
+
+
+def test_no_step_is_made_without_weights() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.add("a")
+            with pytest.raises(NotServable, match="no weights"):
+                await made.ask(HostResume())
+            assert made.engine.log == ["add a"]
+            await made.load(0)
+            assert made.engine.log == ["add a", "load 0", "score"]  # weights, but nobody has said to serve
+            await made.ask(HostResume())
+            await until(lambda: made.peer.served == ["a"])
+
+    run(test())
+
+
+def test_suspend_is_answered_once_the_step_under_way_has_ended_and_then_none_is_made() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=3)
+            await until(made.engine.in_step.is_set)
+            suspending = asyncio.create_task(made.ask(HostSuspend()))
+            await settle()
+            assert not suspending.done()
+            made.engine.gate.set()
+            await suspending
+            assert not made.engine.in_step.is_set()
+            steps = made.engine.log.count("step")
+            made.add("b")
+            await made.ask(HostScore(np.zeros(2, np.int32)), Scored)  # it has taken its orders once more
+            assert made.engine.log.count("step") == steps
+            await made.ask(HostResume())
+            await until(lambda: sorted(made.peer.served) == ["a", "b"])
+
+    run(test())
+
+
+def test_an_update_in_the_middle_of_a_request_keeps_its_tokens_and_marks_the_new_ones() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=3)
+            await until(made.engine.in_step.is_set)
+            suspending = asyncio.create_task(made.ask(HostSuspend()))
+            await settle()
+            made.engine.gate.set()
+            await suspending
+            receipt = await made.load(1)
+            assert (receipt.version, receipt.engine, receipt.digests) == (1, "e0", {"w": "digest of w"})
+            assert receipt.canary_logprobs.tolist() == [-1, -1, -1]
+            await made.ask(HostResume())
+            await until(lambda: made.peer.served)
+            assert made.peer.finished[0].versions.tolist() == [0, 1, 1]
+
+    run(test())
+
+
+def test_a_serving_engine_is_not_given_weights() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            with pytest.raises(NotServable, match="version 1 is for a suspended engine"):
+                await made.load(1)
+            assert made.engine.version == 0
+
+    run(test())
+
+
+def test_after_a_load_that_failed_the_engine_serves_nothing_until_one_succeeds() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            await made.ask(HostSuspend())
+            made.engine.fails = "load"
+            with pytest.raises(RuntimeError, match="load: device lost"):
+                await made.load(1)
+            with pytest.raises(NotServable, match="no weights"):
+                await made.ask(HostResume())
+            made.engine.fails = ""
+            await made.load(1)
+            await made.ask(HostResume())
+            assert made.failures == []
+
+    run(test())
+
+
+def test_only_what_is_staged_can_be_loaded_and_only_once() -> None:
+    async def test() -> None:
+        async with world() as made:
+            with pytest.raises(ValueError, match="version 3 is not staged at engine e0, nothing is"):
+                await made.ask(HostUpdate(3), Receipt)
+            await made.ask(Stage(manifest(2), made.me), Staged)
+            with pytest.raises(ValueError, match="version 3 is not staged at engine e0, version 2 is"):
+                await made.ask(HostUpdate(3), Receipt)
+            await made.load(2)
+            with pytest.raises(ValueError, match="nothing is"):
+                await made.ask(HostUpdate(2), Receipt)
+
+    run(test())
+
+
+def test_staging_that_is_overtaken_says_so_and_the_later_order_counts() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.peer.gates[1] = asyncio.Event()
+            early = asyncio.create_task(made.ask(Stage(manifest(1), made.me), Staged))
+            await settle()
+            staged: Staged = await made.ask(Stage(manifest(2), made.me), Staged)
+            assert (staged.version, staged.bytes) == (2, 8)
+            made.peer.gates[1].set()
+            with pytest.raises(StagingOvertaken, match="version 1 was overtaken by version 2"):
+                await early
+            receipt: Receipt = await made.ask(HostUpdate(2), Receipt)
+            assert receipt.version == 2
+
+    run(test())
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["step", "add", "abort", "forget"])
+def test_an_engine_that_raises_ends_the_process_with_a_named_error(call: str) -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.fails = call
+            made.add("a", tokens=1_000_000)
+            made.node.tell(made.host, HostAbort("b"))
+            made.node.tell(made.host, HostForget(["c"]))
+            await until(lambda: made.failures)
+            assert [str(error) for error in made.failures] == [f"{call}: device lost"]
+
+    run(test())
+
+
+def test_a_question_that_fails_is_the_askers_error_alone() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.fails = "score"
+            with pytest.raises(RuntimeError, match="score: device lost"):
+                await made.ask(HostScore(np.zeros(2, np.int32)), Scored)
+            made.engine.fails = ""
+            made.add("a")
+            await until(lambda: made.peer.served == ["a"])
+            assert made.failures == []
+
+    run(test())
+
+
+def test_an_asker_that_no_longer_waits_harms_nobody() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a")
+            await until(made.engine.in_step.is_set)
+            host = made.node._cells["engine"].actor
+            assert isinstance(host, EngineHost)
+            question = host._thread.call(lambda: made.engine.score(np.zeros(2, np.int32)))
+            question.cancel()
+            await asyncio.sleep(0)
+            made.engine.gate.set()
+            made.add("b")
+            await until(lambda: sorted(made.peer.served) == ["a", "b"])
+            assert made.failures == []
+            assert "score" not in made.engine.log
+
+    run(test())
+
+
+def test_stopping_closes_the_engine() -> None:
+    async def test() -> ScriptedEngine:
+        async with world() as made:
+            await made.begin()
+            return made.engine
+
+    assert run(test()).closed
