@@ -214,7 +214,8 @@ class Coordinator(Actor):
         self._evaluations |= futures
         self._start(tickets)
         try:
-            return await asyncio.wait_for(asyncio.gather(*futures.values()), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return list(await asyncio.gather(*futures.values()))
         except TimeoutError:
             missing = [id_ for id_ in futures if id_ in self._evaluations]
             raise TimeoutError(

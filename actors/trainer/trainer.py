@@ -128,9 +128,9 @@ class Trainer(Actor):
 
     async def _ready(self) -> list[RankReady]:
         """All ranks, in order. Raises ``TrainerDied``."""
-        waiting = asyncio.gather(*(asyncio.shield(future) for future in self._ranks))
         try:
-            return list(await asyncio.wait_for(waiting, START_TIMEOUT_S))
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return list(await asyncio.gather(*(asyncio.shield(future) for future in self._ranks)))
         except TimeoutError:
             late = [spec.name for spec, future in zip(self._specs, self._ranks, strict=True) if not future.done()]
             raise TrainerDied(f"not ready within {START_TIMEOUT_S:g} s: {', '.join(late)}") from None
