@@ -9,7 +9,8 @@ instead of beside the next rollouts. alpha = 0 is the same loop: the scheduler t
 until the new version has its receipts. Evaluations and checkpoints happen between two steps, at a version that is
 fully published.
 
-Invariant: the learner's version is the number of optimiser steps done; versions are published in order, one at a time.
+Invariant: the learner's version is the number of optimiser steps done; versions are published in order, one at a time;
+a step that is done is in the ledger and on record before anything can be saved.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator
 from coordinator.job import Job
-from coordinator.observe.recorder import Recorder, StepFacts
+from coordinator.observe.recorder import Recorder, Sampled, StepFacts
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 
 PUBLISH_TIMEOUT_S = 600.0
@@ -91,7 +92,9 @@ class Pipeline:
         self._evaluated = -1
         self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
         self._between_steps.set()
+        self._in_doubt = False
         self._trainer_up = False
+        self._waited_to_publish_s = 0.0
 
     def changed(self) -> None:
         """Called by the scheduler whenever a batch may have become ready."""
@@ -167,15 +170,12 @@ class Pipeline:
         waited = time.monotonic() - start
         if self._job.scheduling.order == "paper":
             await self._published()
-        trained, train_s = await self._train(taken, version)
+        trained = await self._train(taken, version, waited)
         version += 1
-        publish_start = time.monotonic()
         await self._published()  # versions are published one at a time
         self._publishing = asyncio.create_task(self._publish(trained.weights))
         self._publishing.add_done_callback(lambda _: self._batch_ready.set())
         evaluate, save = self._due(version)
-        seconds = {"wait_batch": waited, "train": train_s, "publish": time.monotonic() - publish_start}
-        await self._record(version, taken, trained, seconds)
         reached = await self._evaluate(version) if evaluate else False
         if save:
             await self.checkpoint()
@@ -211,24 +211,32 @@ class Pipeline:
         self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
         return taken
 
-    async def _train(self, taken: Taken, version: int) -> tuple[Trained, float]:
+    async def _train(self, taken: Taken, version: int, waited_s: float) -> Trained:
+        """One step on the batch: from ``version`` to the next, which is on record when this returns."""
+        proxy = await self._node.ask(self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
         start = time.monotonic()
         timeout_s = self._job.train.step_timeout_s + self._job.coordinator.start_timeout_s
         about = f"version {version + 1}"
         self._between_steps.clear()
+        self._in_doubt = True  # whether the ranks have stepped, until they say so
         try:
             trained = await self._node.ask(
                 self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
             )
+            # From here to the record nothing is waited for: an interruption finds the step not begun, or done.
+            self._scheduler.trained(version + 1)
+            seconds = {"wait_batch": waited_s, "train": time.monotonic() - start, "publish": self._waited_to_publish_s}
+            self._record(version + 1, taken, trained, seconds, Sampled(proxy.tokens, start))
+            self._in_doubt = False
         except RemoteError:  # the ranks live and have not stepped: the batch is as good as before
             self._scheduler.put_back()
+            self._in_doubt = False
             raise
         finally:
             self._between_steps.set()
-        self._scheduler.trained(version + 1)
         self._coordinator.learner_version(version + 1, self._scheduler.rules.alpha)
         self._coordinator.flush()
-        return trained, time.monotonic() - start
+        return trained
 
     async def _publish(self, weights: Weights) -> Published:
         order = Publish(weights.manifest, weights.source)
@@ -246,12 +254,15 @@ class Pipeline:
     async def _published(self) -> None:
         """Wait for the publication under way, if any."""
         publishing, self._publishing = self._publishing, None
+        start = time.monotonic()
         if publishing is not None:
             await publishing
+        self._waited_to_publish_s = time.monotonic() - start
 
-    async def _record(self, version: int, taken: Taken, trained: Trained, seconds: dict[str, float]) -> None:
+    def _record(
+        self, version: int, taken: Taken, trained: Trained, seconds: dict[str, float], sampled: Sampled
+    ) -> None:
         in_flight, buffered = self._scheduler.counts()
-        proxy = await self._node.ask(self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
         facts = StepFacts(
             version=version,
             outcomes=taken.outcomes,
@@ -260,7 +271,7 @@ class Pipeline:
             in_flight=in_flight,
             buffered=buffered,
             lost=self._scheduler.ledger.ended(),
-            tokens=proxy.tokens,
+            sampled=sampled,
         )
         record = self._recorder.step(facts)
         self._state.step = version
@@ -319,12 +330,13 @@ class Pipeline:
         return self._trainer_up
 
     async def leave_step(self, timeout_s: float) -> bool:
-        """Wait until the ranks are not between two versions, so that a checkpoint can be written."""
+        """Wait until the ranks are not between two versions. Whether it is known at which one they are, so that a
+        checkpoint can be written."""
         try:
             await asyncio.wait_for(self._between_steps.wait(), timeout_s)
         except TimeoutError:
             return False
-        return True
+        return not self._in_doubt
 
     async def stop(self) -> None:
         """Leave nothing running."""

@@ -322,8 +322,9 @@ class Run:
         except Interrupted as interruption:
             status, outcome = 130, str(interruption)
         except BaseException:
+            between_steps = await pipeline.leave_step(STEP_GRACE_S)
             await self._end(training, pipeline)
-            await self._save_after_failure(pipeline)
+            await self._save_after_failure(pipeline, between_steps)
             raise
         between_steps = await pipeline.leave_step(STEP_GRACE_S)
         await self._end(training, pipeline)
@@ -356,14 +357,13 @@ class Run:
         path = await pipeline.checkpoint()
         return f"checkpoint {path.name} written"
 
-    async def _save_after_failure(self, pipeline: Pipeline) -> None:
+    async def _save_after_failure(self, pipeline: Pipeline, between_steps: bool) -> None:
         """A logic error leaves a checkpoint too, where the trainer still lives."""
-        if not (self._saves and pipeline.can_save):
+        if not (self._saves and pipeline.can_save and between_steps):
             return
         try:
             async with asyncio.timeout(STEP_GRACE_S * 10):
-                if await pipeline.leave_step(STEP_GRACE_S):
-                    self._progress.note(await self._save(pipeline))
+                self._progress.note(await self._save(pipeline))
         except Exception as error:  # the first failure is what the user must see
             self._progress.warn(f"no checkpoint could be written: {error}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,13 @@ SAMPLES_PER_STEP = 1
 REPORT_EVERY_S = 20.0
 
 
+class Sampled(NamedTuple):
+    """How much the engines had sampled at some time."""
+
+    tokens: int  # by all of them, in this sitting
+    at: float  # time.monotonic()
+
+
 class StepFacts:
     """What the pipeline knows of a step."""
 
@@ -36,7 +44,7 @@ class StepFacts:
         in_flight: int,
         buffered: int,
         lost: dict[str, int],
-        tokens: int,
+        sampled: Sampled,
     ) -> None:
         self.version = version
         self.outcomes = outcomes
@@ -45,7 +53,7 @@ class StepFacts:
         self.in_flight = in_flight
         self.buffered = buffered
         self.lost = lost
-        self.tokens = tokens  # sampled by all engines since the run started
+        self.sampled = sampled
 
 
 class Recorder:
@@ -59,8 +67,7 @@ class Recorder:
         self._timeline = LineWriter(run.timeline)
         self._started = time.monotonic() - elapsed_s
         self._trend = _last_trend(run) if resumed_version is not None else None
-        self._tokens = 0
-        self._last_step = time.monotonic()
+        self._sampled = Sampled(0, time.monotonic())
         self._last_report = time.monotonic()
 
     @property
@@ -69,7 +76,7 @@ class Recorder:
 
     def generation_starts(self) -> None:
         """Rates count from here: nobody generates while the parts are started."""
-        self._last_step = time.monotonic()
+        self._sampled = Sampled(self._sampled.tokens, time.monotonic())
 
     def step(self, facts: StepFacts) -> StepRecord:
         """Record one step."""
@@ -90,7 +97,7 @@ class Recorder:
             success_rate=float(np.mean([outcome.success for outcome in facts.outcomes])),
             trajectories=len(facts.outcomes),
             tokens=sum(outcome.sampled_tokens for outcome in facts.outcomes),
-            tokens_per_s=(facts.tokens - self._tokens) / max(now - self._last_step, 1e-9),
+            tokens_per_s=(facts.sampled.tokens - self._sampled.tokens) / max(facts.sampled.at - self._sampled.at, 1e-9),
             staleness_mean=float(staleness.mean()),
             staleness_max=int(staleness.max()),
             in_flight=facts.in_flight,
@@ -104,7 +111,7 @@ class Recorder:
             seconds=facts.seconds,
             turns_mean=float(np.mean([outcome.turns for outcome in facts.outcomes])),
         )
-        self._tokens, self._last_step = facts.tokens, now
+        self._sampled = facts.sampled
         for tracker in self._trackers:
             tracker.log_step(record)
         self.progress.step(record)
