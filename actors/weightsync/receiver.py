@@ -34,8 +34,9 @@ class StagedVersion:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor, in the manifest's order, as views of the staged bytes."""
         for name, fact in self.manifest.tensors.items():
+            dtype = getattr(torch, fact.dtype)
             flat = torch.from_numpy(self._buffers[name])
-            yield name, flat.view(getattr(torch, fact.dtype)).view(fact.shape)
+            yield name, (flat.view(dtype) if flat.numel() else flat.to(dtype)).view(fact.shape)
 
 
 async def fetch(node: Node, source: Ref, manifest: Manifest) -> StagedVersion:

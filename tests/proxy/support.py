@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -30,11 +31,13 @@ from actors.proxy.messages import (
     RequestFailed,
     Resume,
     Served,
+    Stage,
+    Staged,
     Suspend,
     Update,
 )
 from actors.proxy.proxy import LLMProxy
-from actors.weightsync.manifest import Receipt
+from actors.weightsync.manifest import Manifest, Receipt
 from bus.message import NodeAddress
 
 LIMITS = EngineLimits(max_sequences=4, max_model_len=64)
@@ -64,7 +67,12 @@ class ScriptedHost(Actor):
         self.held: dict[str, Ref] = {}
         self.log: list[str] = []
         self.batches: list[int] = []  # requests of each message
-        self.fails_update = ""
+        self.fails_update: list[str] = []  # one entry, one failure
+        self.fails_stage: list[str] = []
+        self.stages_at_once = asyncio.Event()  # closed: a version does not arrive
+        self.stages_at_once.set()
+        self.manifest: Manifest | None = None
+        self.wrong_receipts = 0  # how many of the next ones are for a tensor that differs
 
     @handler
     async def add(self, message: HostAdd) -> None:
@@ -88,12 +96,26 @@ class ScriptedHost(Actor):
         self.log.append("suspend")
         return Acknowledged()
 
+    @handler(concurrent=True)
+    async def stage(self, message: Stage) -> Staged:
+        self.log.append(f"stage {message.manifest.version}")
+        await self.stages_at_once.wait()
+        if self.fails_stage:
+            raise RuntimeError(self.fails_stage.pop())
+        self.manifest = message.manifest
+        return Staged(message.manifest.version, 0, 0.0)
+
     @handler
     async def update(self, message: HostUpdate) -> Receipt:
         self.log.append(f"update {message.version}")
         if self.fails_update:
-            raise RuntimeError(self.fails_update)
-        return Receipt(message.version, self.name, {}, np.zeros(1, np.float32))
+            raise RuntimeError(self.fails_update.pop())
+        digests = {} if self.manifest is None else {n: fact.digest for n, fact in self.manifest.tensors.items()}
+        if self.wrong_receipts:
+            self.wrong_receipts -= 1
+            digests = dict.fromkeys(digests, "stale")
+        canary = np.zeros(1, np.float32) if self.manifest is None else self.manifest.canary_logprobs
+        return Receipt(message.version, self.name, digests, canary)
 
     @handler
     async def resume(self, message: HostResume) -> Acknowledged:

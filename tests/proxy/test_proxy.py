@@ -244,7 +244,7 @@ def test_an_engine_without_an_accepted_receipt_is_resumed_by_nobody() -> None:
         async with world(["e0"]) as made:
             host = await made.serve("e0")
             await made.command(Suspend("e0"))
-            host.fails_update = "digest differs"
+            host.fails_update = ["digest differs"]
             with pytest.raises(RemoteError, match="digest differs"):
                 await made.command(Update("e0", 1))
             with pytest.raises(ValueError, match="engine e0 has no accepted receipt"):
