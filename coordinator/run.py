@@ -8,11 +8,13 @@ write one or the user insisted. Why it failed is one line on stderr; the traceba
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -99,6 +101,7 @@ class Run:
         self._name = directory.path.name
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._signalled = False
         self._checkpoints = Checkpoints(directory.checkpoints, launch.job.checkpoint.keep)
         resume = launch.resume
         self._version = resume.version if resume is not None else 0
@@ -375,18 +378,25 @@ class Run:
             self._failure.set_result(error)
 
     def _listen_for_signals(self) -> None:
+        """For good: also while this process winds up, when the event loop is closed already."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._interrupted.done():  # the second one insists
-            self._progress.close()
-            os._exit(130)
-        self._progress.interrupted(
-            INTERRUPTED.replace("Ctrl-C:", f"{number.name}:") if number != signal.SIGINT else INTERRUPTED
-        )
-        self._interrupted.set_result(None)
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            if self._signalled:  # the second one insists
+                self._progress.close()
+                os._exit(130)
+            self._signalled = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
+                loop.call_soon_threadsafe(self._interrupt, signal.Signals(number))
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, on_signal)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        who = "Ctrl-C" if number == signal.SIGINT else number.name
+        self._progress.interrupted(INTERRUPTED.replace("Ctrl-C:", f"{who}:"))
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
 
 
 def policy_directory(job: Job, run_directory: Path) -> Path:

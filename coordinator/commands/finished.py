@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,9 +76,12 @@ class FinishedRun:
             RunDirectory.create(Path(base), self.job.name) as scratch,
         ):
             configure_logging(CONTROL, scratch.logs, job=self.job.name)
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 return asyncio.run(self._play(tickets, scratch, say))
             finally:
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)  # whoever shows what came of it may be interrupted as usual
                 close_logging()
 
     async def _play(self, tickets: list[Ticket], scratch: RunDirectory, say: Callable[[str], None]) -> list[Outcome]:
