@@ -1,0 +1,59 @@
+"""A process that dies by itself: recovery or a named error, never a hang or an orphan."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.end_to_end.runs import FROZENLAKE, TINY, Run, training
+from tests.end_to_end.story import START_S, Story, goes_on
+
+
+def test_a_killed_engine_is_restarted_brought_to_the_version_and_the_run_goes_on(story: Story) -> None:
+    assert "engine engine-0 died (process engine-0" in story.sigterm.stderr
+    assert "killed by SIGKILL" in story.sigterm.stderr
+    joined = [event["message"] for event in story.run.events("control") if "engine-0 is up" in event["message"]]
+    assert len(joined) == 7  # five sittings, and twice more after it died
+
+
+def test_a_killed_environment_worker_is_restarted_and_the_run_goes_on(story: Story) -> None:
+    assert "process env-worker-0" in story.sigterm.stderr
+    assert "is lost, env_worker_died: " in story.sigterm.stdout
+    assert story.sigterm.checkpoint["scheduler"]["balance"]["lost"]["env_worker_died"] > 0
+
+
+def test_a_killed_trainer_ends_the_run_by_name_and_the_last_checkpoint_is_there(story: Story) -> None:
+    ended = story.trainer_killed
+    assert (ended.status, ended.leftovers) == (1, []), ended
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert "process trainer-0" in ended.stderr.strip().splitlines()[-1]
+    assert "killed by SIGKILL" in ended.stderr.strip().splitlines()[-1]
+    assert ended.checkpoint == story.sigterm.checkpoint
+
+
+def test_the_children_of_a_killed_control_process_die_with_it(story: Story) -> None:
+    assert (story.control_killed.status, story.control_killed.leftovers) == (-signal.SIGKILL, [])
+    assert story.control_killed.checkpoint == story.sigterm.checkpoint
+
+
+def test_an_engine_that_hangs_is_killed_restarted_and_the_run_completes(story: Story) -> None:
+    assert (story.last.status, story.last.leftovers) == (0, []), story.last
+    assert "engine engine-0: no sign of life for " in story.last.stderr
+    assert f"all {story.end} steps are done" in story.last.stdout
+
+
+def test_an_engine_that_dies_again_ends_the_run_by_name_with_a_checkpoint(tmp_path: Path) -> None:
+    with training(tmp_path, str(FROZENLAKE), *TINY, "train.steps=100000", "checkpoint.every=0") as command:
+        command.wait_for("step ", timeout_s=START_S)
+        os.kill(command.children()["engine-0"], signal.SIGKILL)
+        goes_on(command)
+        os.kill(command.children()["engine-0"], signal.SIGKILL)
+        assert command.wait(timeout_s=START_S) == 1, command.said()
+        assert command.leftovers() == []
+        last = command.stderr.strip().splitlines()[-1]
+        assert "no engine is left; the last, engine-0: process engine-0" in last
+        assert "killed by SIGKILL" in last
+        assert "Traceback" not in command.stdout + command.stderr
+        steps = Run.latest(tmp_path).steps()
+    assert Run.latest(tmp_path).checkpoint()["version"] == steps[-1]["version"]
