@@ -1,7 +1,8 @@
 """msgpack bodies with NumPy arrays: small ones inline, large ones as separate zero-copy frames.
 
 Invariant: ``decode(encode(x)) == x`` for structs of the declared type, and no input, however malformed, does anything
-but return a value of that type or raise ``DecodeError``. Array dtypes are limited to plain numbers.
+but return a value of that type or raise ``DecodeError``. Array dtypes are limited to plain numbers, little-endian on
+the wire; other layouts of bits (bfloat16, float8) travel as unsigned integers of their size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Frame = bytes | bytearray | memoryview
 INLINE_BYTES = 2048
 """Arrays up to this size travel inside the body: below it a frame of their own costs more than the copy."""
 
-_KINDS = "biuf"
+_CODES = frozenset(["|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"])
 
 
 class Encoder:
@@ -33,26 +34,31 @@ class Encoder:
     def encode(self, value: Any) -> list[Frame]:
         """Body first, then the large arrays' buffers (views, not copies: leave them unchanged until sent)."""
         self._frames = []
-        body = self._encoder.encode(value)
-        return [body, *self._frames]
+        try:
+            body = self._encoder.encode(value)
+            return [body, *self._frames]
+        finally:
+            self._frames = []
 
     def _array(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"cannot put a {type(value).__name__} in a message")
-        if value.dtype.kind not in _KINDS:
-            raise TypeError(f"cannot put an array of {value.dtype} in a message: only numbers travel")
-        value = np.ascontiguousarray(value)
+        code = value.dtype.newbyteorder("<").str
+        if code not in _CODES:
+            raise TypeError(f"cannot put an array of {value.dtype} in a message: only plain numbers travel")
         shape = list(value.shape)
-        if value.nbytes <= INLINE_BYTES:
-            return [value.dtype.str, shape, value.tobytes()]
-        self._frames.append(memoryview(value.reshape(-1)).cast("B"))
-        return [value.dtype.str, shape, len(self._frames) - 1]
+        flat = np.ascontiguousarray(value, dtype=code).reshape(-1)
+        if flat.nbytes <= INLINE_BYTES:
+            return [code, shape, flat.tobytes()]
+        self._frames.append(flat.data.cast("B"))
+        return [code, shape, len(self._frames) - 1]
 
 
 class Decoder(Generic[T]):
     """Turns frames back into a struct of one declared type. Not thread-safe."""
 
     def __init__(self, type_: type[T] | Any) -> None:
+        self.type = type_
         self._frames: Sequence[Frame] = ()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(type_, dec_hook=self._array)
 
@@ -61,7 +67,7 @@ class Decoder(Generic[T]):
         self._frames = frames[1:]
         try:
             return self._decoder.decode(frames[0])
-        except (msgspec.MsgspecError, ValueError, IndexError, TypeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise DecodeError(f"malformed message body: {error}") from None
         finally:
             self._frames = ()
@@ -70,15 +76,15 @@ class Decoder(Generic[T]):
         if type_ is not np.ndarray:
             raise TypeError(f"messages hold no {type_}")
         code, shape, data = value
-        if not (isinstance(code, str) and len(code) == 3 and code[0] in "<|" and code[1] in _KINDS):
+        if not (isinstance(code, str) and code in _CODES):
             raise ValueError("array of a type that does not travel")
-        if not (isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)):
+        if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
             raise ValueError("array with a malformed shape")
-        if isinstance(data, int):
+        if type(data) is int:
             if not 0 <= data < len(self._frames):
                 raise ValueError(f"array frame {data} of {len(self._frames)}")
             data = self._frames[data]
-        return np.frombuffer(data, dtype=np.dtype(code)).reshape(shape)
+        return np.frombuffer(memoryview(data).toreadonly(), dtype=code).reshape(shape)
 
 
 def dumps(value: Any) -> bytes:

@@ -7,10 +7,13 @@ The bus knows nothing of reinforcement learning. A message on the wire is a list
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 PROTOCOL_VERSION = 1
+
+MAX_BUDGET_S = 1e9
 
 
 class Kind(enum.IntEnum):
@@ -22,12 +25,12 @@ class Kind(enum.IntEnum):
     ERROR = 3
     STREAM = 4  # open a stream of replies
     ITEM = 5  # one item of a stream; ``sequence`` counts from 0
-    END = 6  # the stream is complete
+    END = 6  # the stream is complete; ``sequence`` is the number of its items
     CREDIT = 7  # ``sequence`` more items may be sent
-    CANCEL = 8  # the asker no longer waits
-    HELLO = 9  # first message on a connection: who I am and where I listen
-    PING = 10
-    PONG = 11
+    CANCEL = 8  # the reader of a stream no longer reads
+    PING = 9
+    PONG = 10
+    BYE = 11  # this incarnation closes: nothing more will come of it
 
 
 class Lane(enum.IntEnum):
@@ -47,19 +50,20 @@ class NodeAddress(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
-    """First frame of every message."""
+class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """First frame of every message. It says where its sender listens, so that no message depends on an earlier one
+    having arrived."""
 
+    protocol: int = PROTOCOL_VERSION
     kind: Kind
     to: str  # actor name at the receiver
-    sender: str  # node name
-    epoch: int  # of the sender's incarnation
+    sender: NodeAddress
     to_epoch: int  # incarnation meant; 0 is any
     id: int  # of the ask or stream, unique within the sender's incarnation; 0 for a tell
-    type: str  # name of the body's struct
-    budget_s: float = 0.0  # time the sender still waits; deadlines travel as remaining budget
+    type: str = ""  # name of the body's struct
+    budget_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_BUDGET_S)] = 0.0  # what is left of the sender's deadline
     sequence: int = 0
-    protocol: int = PROTOCOL_VERSION
+    oldest: int = 0  # of an ask with retries: the earliest one that the sender still waits for here; else 0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -79,7 +83,7 @@ class DeadlineExceeded(BusError):
 
 
 class PeerLost(BusError):
-    """The node is gone: its process ended, or it stopped answering heartbeats."""
+    """The node is gone: its process ended, it closed, it stopped answering heartbeats, or it cannot be reached."""
 
 
 class PeerRestarted(BusError):

@@ -45,8 +45,17 @@ def read_key(path: Path) -> ClusterKey:
     except msgspec.MsgspecError as error:
         raise SecurityError(f"key file {path}: not a key file: {error}") from None
     if mode & 0o077:
-        raise SecurityError(f"key file {path}: readable by others (mode {mode & 0o777:o}); run chmod 600 on it")
+        raise SecurityError(f"key file {path}: open to others (mode {mode & 0o777:o}); run chmod 600 on it")
+    if not _is_pair(key):
+        raise SecurityError(f"key file {path}: its two keys do not belong together; make a new one with bin/keys")
     return key
+
+
+def _is_pair(key: ClusterKey) -> bool:
+    try:
+        return zmq.curve_public(key.secret.encode()) == key.public.encode()
+    except (zmq.ZMQError, ValueError):  # not a key at all
+        return False
 
 
 def is_loopback(host: str) -> bool:
@@ -60,9 +69,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, key: ClusterKey | None) -> None:
-    """Refuse to listen beyond loopback without a key."""
+    """Refuse to listen beyond loopback without a key, or on an address that peers could not be told."""
     if key is None and not is_loopback(host):
         raise SecurityError(f"listening on {host} needs a key file (--key-file): only loopback may be plain")
+    if host in ("0.0.0.0", "::", "*", ""):
+        raise SecurityError(f"listening on {host!r}: name the one address under which other hosts reach this one")
 
 
 def secure(socket: zmq.Socket[bytes], key: ClusterKey | None, *, server: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from bus.codec import Frame
 from bus.message import Lane, NodeAddress
 
-Receive = Callable[[Lane, bytes, list[memoryview]], None]
+Receive = Callable[[Lane, bytes, Sequence[Frame]], None]
 """Called on the event loop with the lane, the sender's routing id and the frames of one message."""
 
 
@@ -24,7 +24,8 @@ class Transport(Protocol):
 
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
         """Queue a message for a peer, connecting to it where needed. Raises ``Overloaded`` when the connection's
-        queue is full; never blocks."""
+        queue is full, ``PeerLost`` where none can be made, ``ValueError`` for a frame that is too large; never
+        blocks."""
 
     def disconnect(self, peer: NodeAddress) -> None:
         """Drop what is queued for a peer, and the connection."""

@@ -3,6 +3,7 @@
 Invariant: a ROUTER only receives and a DEALER only sends, so that draining the ROUTER's descriptor to EAGAIN never
 loses an edge of it. The descriptor is watched by the event loop and drained in batches: no future per message.
 Routing ids are ``name/epoch``, fresh for every incarnation, because a ROUTER silently ignores a duplicate id.
+Bulk frames are not copied on either side; on the control lane, where messages are small, copying is cheaper.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from collections.abc import Sequence
 import zmq
 
 from bus.codec import Frame
-from bus.message import CannotListen, Lane, NodeAddress, Overloaded
+from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.security import ClusterKey, check_exposure, secure
 from bus.transport import Receive
 
-BATCH = 256
-"""Messages taken from one socket before the event loop gets its turn."""
+BATCH = {Lane.CONTROL: 256, Lane.BULK: 16}
+"""Messages taken from one socket before the event loop, and so the other lane, gets its turn."""
 
 QUEUED = {Lane.CONTROL: 50_000, Lane.BULK: 1_000}
 """Messages that may wait for a peer, by lane."""
 
 ZERO_COPY_BYTES = 65_536
-"""Frames from this size on are handed to ZeroMQ without a copy."""
+"""Bulk frames from this size on are handed to ZeroMQ without a copy."""
+
+MAX_FRAME_BYTES = 1 << 30
+"""A connection that announces a larger frame is cut, before memory is set aside for it."""
 
 LINGER_MS = 300
 
@@ -62,9 +66,13 @@ class ZeroMQTransport:
         router = self._context.socket(zmq.ROUTER)
         router.linger = 0
         router.rcvhwm = QUEUED[lane]
+        router.maxmsgsize = MAX_FRAME_BYTES
         router.router_handover = True  # a reconnecting DEALER replaces its own dead connection
         secure(router, self._key, server=True)
         self._routers[lane] = router
+        if ":" in host:
+            router.ipv6 = True
+            host = f"[{host}]"
         router.bind(f"tcp://{host}:{port or '*'}")
         return router.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -75,40 +83,61 @@ class ZeroMQTransport:
             self._loop.call_soon(self._drain, lane)
 
     def _drain(self, lane: Lane) -> None:
+        """Deliver what has arrived. The descriptor signals only what is new, so whatever is left needs a call of its
+        own, also when a message's delivery raises (which the event loop then reports)."""
+        taken = False
+        try:
+            for _ in range(BATCH[lane]):
+                taken = False
+                frames = self._take(lane)
+                if frames is None or self._receive is None:
+                    return
+                taken = True
+                self._receive(lane, bytes(frames[0]), frames[1:])
+        finally:
+            if taken and self._receive is not None:
+                self._loop.call_soon(self._drain, lane)
+
+    def _take(self, lane: Lane) -> Sequence[Frame] | None:
         router = self._routers.get(lane)
-        if router is None or self._receive is None:
-            return
-        for _ in range(BATCH):
-            try:
-                parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            frames = [memoryview(part.buffer) for part in parts]
-            self._receive(lane, bytes(frames[0]), frames[1:])
-            if self._receive is None:  # closed by a handler
-                return
-        self._loop.call_soon(self._drain, lane)
+        if router is None:
+            return None
+        try:
+            if lane is Lane.CONTROL:
+                return router.recv_multipart(zmq.NOBLOCK)
+            return [memoryview(part.buffer) for part in router.recv_multipart(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return None
 
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
+        if self._receive is None:
+            raise PeerLost(f"node {self._address.name} has closed its connections")
         endpoint = to.control if lane is Lane.CONTROL else to.bulk
-        dealer = self._dealers.get((endpoint, lane)) or self._connect(endpoint, lane)
-        large = lane is Lane.BULK and any(len(frame) >= ZERO_COPY_BYTES for frame in frames)
+        dealer = self._dealers.get((endpoint, lane)) or self._connect(to, endpoint, lane)
+        largest = max(map(len, frames))
+        if largest > MAX_FRAME_BYTES:
+            raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
         try:
-            dealer.send_multipart(frames, zmq.NOBLOCK, copy=not large)
+            dealer.send_multipart(frames, zmq.NOBLOCK, copy=lane is Lane.CONTROL or largest < ZERO_COPY_BYTES)
         except zmq.Again:
             raise Overloaded(
                 f"{QUEUED[lane]} messages already wait for node {to.name} on the {lane.name.lower()} lane"
             ) from None
 
-    def _connect(self, endpoint: str, lane: Lane) -> zmq.Socket[bytes]:
+    def _connect(self, to: NodeAddress, endpoint: str, lane: Lane) -> zmq.Socket[bytes]:
         dealer = self._context.socket(zmq.DEALER)
         dealer.routing_id = self._routing_id
         dealer.linger = LINGER_MS
         dealer.sndhwm = QUEUED[lane]
+        dealer.ipv6 = endpoint.startswith("tcp://[")
         dealer.reconnect_ivl = 100
         dealer.reconnect_ivl_max = 5_000
         secure(dealer, self._key, server=False)
-        dealer.connect(endpoint)
+        try:
+            dealer.connect(endpoint)
+        except zmq.ZMQError as error:
+            dealer.close(linger=0)
+            raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
         self._dealers[endpoint, lane] = dealer
         return dealer
 

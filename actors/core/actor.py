@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import msgspec
 
-from bus.codec import Decoder
-
 if TYPE_CHECKING:
     from actors.core.node import Node
     from actors.core.ref import Ref
@@ -64,34 +62,30 @@ class Actor:
     node: Node
     ref: Ref
     _facts: ClassVar[dict[str, HandlerFacts] | None] = None
-    _decoders: ClassVar[dict[str, Decoder[Any]]]
 
     async def on_start(self) -> None:
-        """Before the first message. An exception here fails the spawn."""
+        """Before the first message. An exception here fails the spawn, or counts as another failure in a restart;
+        ``on_stop`` follows."""
 
     async def on_stop(self) -> None:
         """After the last message, also before a restart."""
 
-    async def on_failure(self, error: BaseException) -> None:
-        """A handler of a ``tell`` raised; a restart, if any is left, follows."""
+    async def on_failure(self, error: Exception) -> None:
+        """A handler of a ``tell`` raised, or a restart failed; a restart, if any is left, follows."""
 
     @classmethod
     def handlers(cls) -> dict[str, HandlerFacts]:
         """Message type name to handler; found once per class. Raises ``TypeError`` for a malformed handler."""
         if "_facts" not in cls.__dict__ or cls._facts is None:
-            cls._facts = {}
-            cls._decoders = {}
-            for name, method in inspect.getmembers(cls, inspect.isfunction):
-                if hasattr(method, "__handler__"):
-                    facts = _facts_of(cls, name, method)
-                    cls._facts[facts.message.__name__] = facts
-                    cls._decoders[facts.message.__name__] = Decoder(facts.message)
+            found = [
+                _facts_of(cls, name, method)
+                for name, method in inspect.getmembers(cls, inspect.isfunction)
+                if hasattr(method, "__handler__")
+            ]
+            cls._facts = {facts.message.__name__: facts for facts in found}
+            if len(cls._facts) < len(found):
+                raise TypeError(f"{cls.__name__}: two handlers take messages of one name")
         return cls._facts
-
-    @classmethod
-    def decoder(cls, type_name: str) -> Decoder[Any]:
-        """Decoder of a message type that the class handles."""
-        return cls._decoders[type_name]
 
 
 def _facts_of(cls: type[Actor], name: str, method: Any) -> HandlerFacts:

@@ -3,22 +3,21 @@
     START -> RUNNING -> (handler of a tell raises) -> restart, at most `restarts` times -> RUNNING
                      -> (stop, or no restart left) -> STOPPED
 
-Invariant: at most one handler that is not ``concurrent`` runs at any time, and every message that was accepted is
-answered, if only with the error that ended the actor.
+Invariant: at most one handler that is not ``concurrent``, or one hook, runs at any time, and every message that was
+accepted is answered, if only with what ended the actor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from actors.core.actor import Actor, HandlerFacts
+from actors.core.actor import Actor
+from actors.core.envelope import Envelope
 from actors.core.mailbox import Mailbox
-from bus.delivery import Request
-from bus.message import BusError, Failure, NoSuchActor
+from bus.message import BusError, NoSuchActor
 
 if TYPE_CHECKING:
     from actors.core.node import Node
@@ -26,56 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HANDLERS_END_S = 5.0
+"""How long cancelled handlers may take to end."""
 
-class Delivery:
-    """One message on its way to a handler, from this node (an object and a future) or another (a request)."""
-
-    __slots__ = ("facts", "future", "message", "request", "sink")
-
-    def __init__(
-        self,
-        facts: HandlerFacts,
-        message: Any,
-        *,
-        future: asyncio.Future[Any] | None = None,
-        request: Request | None = None,
-        sink: asyncio.Queue[Any] | None = None,
-    ) -> None:
-        self.facts = facts
-        self.message = message
-        self.future = future
-        self.request = request
-        self.sink = sink
-
-    @property
-    def wants_answer(self) -> bool:
-        return self.future is not None or self.sink is not None or bool(self.request and self.request.header.id)
-
-    def reply(self, value: Any) -> None:
-        if self.future is not None:
-            if not self.future.done():
-                self.future.set_result(value)
-        elif self.request is not None:
-            self.request.reply(value)
-
-    def fail(self, error: BaseException) -> None:
-        if self.future is not None:
-            if not self.future.done():
-                self.future.set_exception(error)
-        elif self.sink is not None:
-            self.sink.put_nowait(StreamEnd(error))
-        elif self.request is not None:
-            text = "".join(traceback.format_exception(error))
-            self.request.fail(Failure(type(error).__name__, str(error), text[-4000:]))
-
-
-class StreamEnd:
-    """Last item of a stream inside a node."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+ON_STOP_S = 30.0
+"""How long ``on_stop`` may take."""
 
 
 class Cell:
@@ -90,87 +44,166 @@ class Cell:
         self._factory = factory
         self._restarts_left = restarts
         self._mailbox = Mailbox(str(ref), bound)
+        self._turn = asyncio.Lock()  # held by whoever runs a handler that is not concurrent, or a hook
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
-        self._stopped = False
+        self._refusal = ""
+        self._stopping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Run ``on_start``, then take messages. Raises what ``on_start`` raises."""
+        """Run ``on_start``, then take messages. Raises what ``on_start`` raises; what came meanwhile is refused."""
         self._adopt(self.actor)
-        await self.actor.on_start()
+        try:
+            await self.actor.on_start()
+        except BaseException as error:
+            self._refuse(f"did not start: {error!r}")
+            await self._hook("on_stop", self.actor.on_stop())
+            raise
         self._main = asyncio.create_task(self._run(), name=str(self.ref))
 
     def _adopt(self, actor: Actor) -> None:
         actor.node = self._node
         actor.ref = self.ref
 
-    def offer(self, delivery: Delivery) -> None:
+    def offer(self, envelope: Envelope) -> None:
         """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``."""
-        if self._stopped:
-            raise NoSuchActor(f"{self.ref} has stopped")
-        self._mailbox.put(delivery, urgent=delivery.facts.urgent)
+        if self._refusal:
+            raise NoSuchActor(f"{self.ref} {self._refusal}")
+        self._mailbox.put(envelope, urgent=envelope.facts.urgent)
+
+    # ---- messages ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
-            delivery = await self._mailbox.get()
-            self.handled += 1
-            if delivery.facts.concurrent:
-                task = asyncio.create_task(self._handle(delivery))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            else:
-                await self._handle(delivery)
+        while not self._refusal:
+            await self._mailbox.filled()
+            async with self._turn:
+                envelope = self._mailbox.take()
+                if envelope is None:
+                    continue
+                self.handled += 1
+                if envelope.facts.concurrent:
+                    self._beside(self.actor, envelope)
+                    continue
+                actor = self.actor
+                error = await self._handle(actor, envelope)
+                if error is not None:
+                    await self._supervise(actor, error)
 
-    async def _handle(self, delivery: Delivery) -> None:
-        method = getattr(self.actor, delivery.facts.method)
+    def _beside(self, actor: Actor, envelope: Envelope) -> None:
+        """Run a concurrent handler in a task of its own."""
+        began = False
+
+        async def handle() -> None:
+            nonlocal began
+            began = True
+            error = await self._handle(actor, envelope)
+            if error is not None:
+                async with self._turn:
+                    await self._supervise(actor, error)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not began:  # cancelled before its first step
+                envelope.fail(self._stopped_in(envelope))
+
+        task = asyncio.create_task(handle(), name=f"{self.ref} {envelope.facts.method}")
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    async def _handle(self, actor: Actor, envelope: Envelope) -> Exception | None:
+        """Run a handler and answer with what comes of it; the failure of a tell is returned."""
+        method = getattr(actor, envelope.facts.method)
         try:
-            if delivery.facts.streams:
-                await self._stream(delivery, method(delivery.message))
+            if envelope.facts.streams:
+                await envelope.feed(method(envelope.message))
             else:
-                delivery.reply(await method(delivery.message))
+                envelope.reply(await method(envelope.message))
         except asyncio.CancelledError:
-            delivery.fail(NoSuchActor(f"{self.ref} stopped while it handled {delivery.facts.message.__name__}"))
+            if not _is_cancelled():
+                return self._failed(envelope, RuntimeError("it waited for something that was cancelled"))
+            envelope.fail(self._stopped_in(envelope))
             raise
         except Exception as error:  # whatever user code raises ends here: with the asker, or with supervision
-            self.failures += 1
-            if delivery.wants_answer:
-                if not isinstance(error, BusError):
-                    log.warning("%s: %s raised %r", self.ref, delivery.facts.method, error)
-                delivery.fail(error)
-            else:
-                await self._supervise(delivery, error)
+            return self._failed(envelope, error)
+        return None
 
-    async def _stream(self, delivery: Delivery, items: AsyncIterator[Any]) -> None:
-        if delivery.request is not None:
-            await delivery.request.stream(items)
-            return
-        async for item in items:
-            if delivery.sink is not None:
-                delivery.sink.put_nowait(item)
-        if delivery.sink is not None:
-            delivery.sink.put_nowait(StreamEnd())
+    def _failed(self, envelope: Envelope, error: Exception) -> Exception | None:
+        self.failures += 1
+        if not envelope.wants_answer:
+            log.error("%s: %s failed", self.ref, envelope.facts.method, exc_info=error)
+            return error
+        if not isinstance(error, BusError):
+            log.warning("%s: %s raised %r", self.ref, envelope.facts.method, error)
+        envelope.fail(error)
+        return None
 
-    async def _supervise(self, delivery: Delivery, error: Exception) -> None:
-        log.error("%s: %s failed", self.ref, delivery.facts.method, exc_info=error)
-        await self.actor.on_failure(error)
-        if self._restarts_left == 0:
-            self._node.give_up(self.ref, error)
-            return
-        self._restarts_left -= 1
-        await self.actor.on_stop()
-        self.actor = self._factory()
-        self._adopt(self.actor)
-        await self.actor.on_start()
+    def _stopped_in(self, envelope: Envelope) -> NoSuchActor:
+        return NoSuchActor(f"{self.ref} stopped while it handled {envelope.facts.message.__name__}")
+
+    # ---- failures ------------------------------------------------------------------------------------------------
+
+    async def _supervise(self, actor: Actor, error: Exception) -> None:
+        """Restart the actor after a failure, or give it up. Runs in the actor's turn."""
+        while actor is self.actor and not self._refusal:  # else it has been restarted or stopped already
+            await self._hook("on_failure", actor.on_failure(error))
+            if self._restarts_left == 0:
+                self._refuse(f"failed too often, last with {error!r}")
+                self._node.give_up(self.ref, error)
+                return
+            self._restarts_left -= 1
+            await self._end(self._tasks)
+            await self._hook("on_stop", actor.on_stop())
+            try:
+                actor = self._factory()
+                self._adopt(actor)
+                self.actor = actor
+                await actor.on_start()
+                return
+            except Exception as again:  # also user code: another failure
+                log.error("%s: restarting it failed", self.ref, exc_info=again)
+                self.failures += 1
+                error = again
+
+    async def _hook(self, name: str, work: Awaitable[None]) -> None:
+        """Run a hook that must not keep anything from going on."""
+        try:
+            async with asyncio.timeout(ON_STOP_S):
+                await work
+        except Exception as error:  # user code again, while worse is already being dealt with
+            log.error("%s: %s failed", self.ref, name, exc_info=error)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Take no more messages, end the running handlers, run ``on_stop``; what waits is refused."""
-        if self._stopped:
-            return
-        self._stopped = True
-        tasks = [task for task in (self._main, *self._tasks) if task is not None and task is not asyncio.current_task()]
+        """Take no more messages, end the running handlers, run ``on_stop``; what waits is refused. An actor must not
+        await its own end."""
+        if self._stopping is None:
+            self._refuse("has stopped")
+            self._stopping = asyncio.create_task(self._stop(), name=f"{self.ref} stops")
+        await asyncio.shield(self._stopping)
+
+    def _refuse(self, why: str) -> None:
+        """From now on, and for what waits."""
+        self._refusal = self._refusal or why
+        for envelope in self._mailbox.drain():
+            envelope.fail(NoSuchActor(f"{self.ref} {self._refusal}"))
+
+    async def _stop(self) -> None:
+        await self._end({task for task in (self._main, *self._tasks) if task is not None})
+        await self._hook("on_stop", self.actor.on_stop())
+
+    async def _end(self, running: set[asyncio.Task[None]]) -> None:
+        """Cancel handlers and see them end."""
+        tasks = {task for task in running if task is not asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        while len(self._mailbox):
-            (await self._mailbox.get()).fail(NoSuchActor(f"{self.ref} has stopped"))
-        await self.actor.on_stop()
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=HANDLERS_END_S)
+            for task in stuck:
+                log.error("%s: %s does not end", self.ref, task.get_name())
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody cancels this task, rather than what it waited for having been cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,7 +1,7 @@
 """A bounded mailbox: urgent messages first, the rest in order of arrival.
 
-Invariant: it never grows past its bound; who offers more is told at once (``Overloaded``), so that pressure reaches
-the sender instead of the memory.
+Invariant: neither kind ever grows past the bound; who offers more is told at once (``Overloaded``), so that pressure
+reaches the sender instead of the memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,28 @@ class Mailbox:
         return len(self._urgent) + len(self._ordinary)
 
     def put(self, item: Any, *, urgent: bool = False) -> None:
-        """Raises ``Overloaded`` when full; urgent items always find room."""
-        if not urgent and len(self._ordinary) >= self._bound:
+        """Raises ``Overloaded`` when full; ordinary items take no room from urgent ones."""
+        queue = self._urgent if urgent else self._ordinary
+        if len(queue) >= self._bound:
             raise Overloaded(f"{self._owner}: {self._bound} messages are waiting already")
-        (self._urgent if urgent else self._ordinary).append(item)
+        queue.append(item)
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
-    async def get(self) -> Any:
-        """The next item; waits for one (an idle actor waits for work as long as it lives)."""
+    def drain(self) -> list[Any]:
+        """Everything that waits, in the order in which it would have been taken."""
+        items = [*self._urgent, *self._ordinary]
+        self._urgent.clear()
+        self._ordinary.clear()
+        return items
+
+    async def filled(self) -> None:
+        """Wait until there is something to take (an idle actor waits for work as long as it lives)."""
         while not self._urgent and not self._ordinary:
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return (self._urgent or self._ordinary).popleft()
+
+    def take(self) -> Any | None:
+        """The next item; None where somebody else has drained the mailbox."""
+        queue = self._urgent or self._ordinary
+        return queue.popleft() if queue else None

@@ -10,15 +10,27 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
-from actors.core.actor import Actor
-from actors.core.cell import Cell, Delivery, StreamEnd
+from actors.core.actor import Actor, HandlerFacts
+from actors.core.cell import Cell
+from actors.core.envelope import Envelope, LocalAsk, LocalStream, Remote
 from actors.core.ref import Ref
 from bus.codec import Decoder
 from bus.delivery import Courier, Request
-from bus.message import DeadlineExceeded, DecodeError, Failure, Kind, Lane, NodeAddress, NoSuchActor, Overloaded
+from bus.message import (
+    BusError,
+    DeadlineExceeded,
+    DecodeError,
+    Failure,
+    Kind,
+    Lane,
+    NodeAddress,
+    NoSuchActor,
+    Overloaded,
+)
 from bus.security import ClusterKey
 from bus.transport import Transport
 from bus.zeromq import ZeroMQTransport
@@ -28,6 +40,7 @@ log = logging.getLogger(__name__)
 
 PING_EVERY_S = 1.0
 MAILBOX_BOUND = 10_000
+BACKGROUND_END_S = 5.0
 
 
 class Node:
@@ -64,7 +77,10 @@ class Node:
     async def spawn(
         self, factory: Callable[[], Actor], name: str, *, bound: int = MAILBOX_BOUND, restarts: int = 3
     ) -> Ref:
-        """Start an actor under a name that is free on this node; returns once its ``on_start`` has run."""
+        """Start an actor under a name that is free on this node; returns once its ``on_start`` has run. Raises what
+        that raises."""
+        if self._closed:
+            raise BusError(f"node {self.address.name} has closed: cannot spawn {name!r}")
         if name in self._cells:
             raise ValueError(f"node {self.address.name} has an actor {name!r} already")
         cell = Cell(self, Ref(self.address, name), factory, bound=bound, restarts=restarts)
@@ -78,10 +94,14 @@ class Node:
         return cell.ref
 
     async def stop(self, ref: Ref) -> None:
-        """Stop an actor of this node; unknown ones are ignored."""
-        cell = self._cells.pop(ref.actor, None)
+        """Stop an actor of this node and wait until it has; one that has stopped already is ignored."""
+        if not self._is_local(ref):
+            raise ValueError(f"{ref} lives on another node than {self.address.name}: it cannot be stopped from here")
+        cell = self._cells.get(ref.actor)
         if cell is not None:
             await cell.stop()
+            if self._cells.get(ref.actor) is cell:
+                del self._cells[ref.actor]
 
     def on_give_up(self, callback: Callable[[Ref, BaseException], None]) -> None:
         """What to do when an actor failed more often than it may be restarted (default: log it)."""
@@ -93,7 +113,7 @@ class Node:
         log.error("%s failed too often, last with %r: stopped", ref, error)
         self.background(self.stop(ref))
         if self._on_give_up is not None:
-            self._on_give_up(ref, error)
+            asyncio.get_running_loop().call_soon(self._on_give_up, ref, error)
 
     def background(self, work: Awaitable[T]) -> asyncio.Task[T]:
         """Run something beside the actors; its failure is logged, never lost."""
@@ -113,12 +133,12 @@ class Node:
         """At most once, no answer. What cannot be delivered is counted under ``dead_letters``."""
         try:
             if self._is_local(to):
-                self._local(to, message)
+                cell, facts = self._find(to.actor, type(message), streams=False)
+                cell.offer(Envelope(facts, message))
             else:
                 self._courier.tell(to.node, to.actor, message, lane=lane)
-        except (NoSuchActor, Overloaded) as error:
-            self.counters["dead_letters"] += 1
-            log.warning("dead letter %s to %s: %s", type(message).__name__, to, error)
+        except BusError as error:
+            self._dead_letter(f"{type(message).__name__} to {to}", error)
 
     async def ask(
         self,
@@ -134,70 +154,80 @@ class Node:
         """Send and wait for the answer. Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception
         arrives as itself within a node and as ``RemoteError`` from another."""
         if not self._is_local(to):
+            decoder = self._decoder(reply)
             return await self._courier.ask(
-                to.node,
-                to.actor,
-                message,
-                self._decoder(reply),
-                timeout_s=timeout_s,
-                retries=retries,
-                lane=lane,
-                about=about,
+                to.node, to.actor, message, decoder, timeout_s=timeout_s, retries=retries, lane=lane, about=about
             )
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._local(to, message, future=future)
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, future, to, message, timeout_s, about)
+        cell, facts = self._find(to.actor, type(message), streams=False)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        cell.offer(LocalAsk(facts, message, future))
+        timer = loop.call_later(timeout_s, self._expire, future, to, message, timeout_s, about)
         try:
-            return await future
+            answer = await future
         finally:
             timer.cancel()
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, also where the asker was cancelled at the same time
+        _check_type(answer, reply, to, message)
+        return answer
 
     def _expire(self, future: asyncio.Future[Any], to: Ref, message: Any, timeout_s: float, about: str) -> None:
         if not future.done():
-            detail = f" ({about})" if about else ""
-            text = f"{self.address.name} waited for {type(message).__name__} to {to}{detail}"
-            future.set_exception(DeadlineExceeded(f"{text}: no answer within {timeout_s:g} s"))
+            future.set_exception(
+                self._late(f"{type(message).__name__} to {to}", about, f"no answer within {timeout_s:g} s")
+            )
+
+    def _late(self, what: str, about: str, how: str) -> DeadlineExceeded:
+        self.counters["deadlines"] += 1
+        detail = f" ({about})" if about else ""
+        return DeadlineExceeded(f"{self.address.name} waited for {what}{detail}: {how}")
 
     async def stream(
         self, to: Ref, message: Any, item: type[T], *, timeout_s: float, lane: Lane = Lane.CONTROL, about: str = ""
-    ) -> AsyncIterator[T]:
-        """Yield the handler's items; ``timeout_s`` bounds the wait for each."""
+    ) -> AsyncGenerator[T, None]:
+        """Yield the handler's items; ``timeout_s`` bounds the wait for each. Closing the iterator cancels the handler
+        (``contextlib.aclosing`` closes it at once where the loop is left early)."""
         if not self._is_local(to):
-            async for value in self._courier.stream(
+            remote = self._courier.stream(
                 to.node, to.actor, message, self._decoder(item), timeout_s=timeout_s, lane=lane, about=about
-            ):
-                yield value
+            )
+            async with aclosing(remote) as values:
+                async for value in values:
+                    yield value
             return
-        sink: asyncio.Queue[Any] = asyncio.Queue()
-        self._local(to, message, sink=sink)
-        while True:
-            try:
-                value = await asyncio.wait_for(sink.get(), timeout_s)
-            except TimeoutError:
-                text = f"{self.address.name} waited for {type(message).__name__} stream from {to} ({about})"
-                raise DeadlineExceeded(f"{text}: no item within {timeout_s:g} s") from None
-            if isinstance(value, StreamEnd):
-                if value.error is not None:
-                    raise value.error
-                return
-            yield value
+        cell, facts = self._find(to.actor, type(message), streams=True)
+        stream = LocalStream(facts, message, timeout_s)
+        cell.offer(stream)
+
+        def late(taken: int) -> DeadlineExceeded:
+            how = f"no item within {timeout_s:g} s, after {taken}"
+            return self._late(f"{type(message).__name__} stream from {to}", about, how)
+
+        async with aclosing(stream.read(timeout_s, late)) as values:
+            async for value in values:
+                _check_type(value, item, to, message)
+                yield value
 
     def _is_local(self, to: Ref) -> bool:
         return to.node.control == self.address.control and to.node.epoch in (0, self.address.epoch)
 
-    def _local(
-        self,
-        to: Ref,
-        message: Any,
-        *,
-        future: asyncio.Future[Any] | None = None,
-        sink: asyncio.Queue[Any] | None = None,
-    ) -> None:
-        cell = self._cells.get(to.actor)
-        facts = cell.actor.handlers().get(type(message).__name__) if cell is not None else None
-        if cell is None or facts is None or facts.message is not type(message):
-            raise NoSuchActor(f"{to} does not handle {type(message).__name__}")
-        cell.offer(Delivery(facts, message, future=future, sink=sink))
+    def _find(self, actor: str, message: str | type, *, streams: bool) -> tuple[Cell, HandlerFacts]:
+        """The actor that takes a message, and how. Raises ``NoSuchActor``."""
+        cell = self._cells.get(actor)
+        if cell is None:
+            raise NoSuchActor(f"there is no actor {actor!r} on node {self.address.name}")
+        name = message if isinstance(message, str) else message.__name__
+        facts = cell.actor.handlers().get(name)
+        if facts is None or (message is not name and facts.message is not message):
+            raise NoSuchActor(f"{cell.ref} does not handle {name}")
+        if facts.streams is not streams:
+            raise NoSuchActor(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
+        return cell, facts
+
+    def _dead_letter(self, what: str, error: BusError) -> None:
+        self.counters["dead_letters"] += 1
+        log.log(logging.DEBUG if self._closed else logging.WARNING, "dead letter %s: %s", what, error)
 
     def _decoder(self, type_: Any) -> Decoder[Any]:
         decoder = self._decoders.get(type_)
@@ -209,17 +239,12 @@ class Node:
 
     def _serve(self, request: Request) -> None:
         header = request.header
-        cell = self._cells.get(header.to)
-        facts = cell.actor.handlers().get(header.type) if cell is not None else None
         try:
-            if cell is None or facts is None or (header.kind is Kind.STREAM) is not facts.streams:
-                raise NoSuchActor(f"{header.to}@{self.address.name} does not handle {header.type}")
-            message = request.decode(cell.actor.decoder(header.type))
-            cell.offer(Delivery(facts, message, request=request))
+            cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
+            message = request.decode(self._decoder(facts.message))
+            cell.offer(Remote(facts, message, request))
         except (NoSuchActor, DecodeError, Overloaded) as error:
-            self.counters["dead_letters"] += 1
-            level = logging.DEBUG if self._closed else logging.WARNING
-            log.log(level, "dead letter %s from %s: %s", header.type, header.sender, error)
+            self._dead_letter(f"{header.type} from {header.sender.name}", error)
             request.fail(Failure(type(error).__name__, str(error)))
 
     # ---- peers ---------------------------------------------------------------------------------------------------
@@ -236,16 +261,17 @@ class Node:
             task.cancel()
 
     async def _watch(self, peer: NodeAddress, silence_s: float, on_lost: Callable[[str], None]) -> None:
-        while True:
+        """Silence is counted in pings without an answer: time in which this process itself stood still is none."""
+        unanswered, heard = 0, self._courier.last_heard(peer.name)
+        while unanswered * PING_EVERY_S < silence_s:
             self._courier.ping(peer)
             await asyncio.sleep(PING_EVERY_S)
-            silence = self._courier.silence_s(peer.name)
-            if silence > silence_s:
-                reason = f"no sign of life for {silence:.1f} s"
-                self._watches.pop(peer.name, None)
-                self.lose(peer, reason)
-                on_lost(reason)
-                return
+            before, heard = heard, self._courier.last_heard(peer.name)
+            unanswered = unanswered + 1 if heard == before else 0
+        reason = f"no sign of life for {unanswered * PING_EVERY_S:.1f} s"
+        self._watches.pop(peer.name, None)
+        self.lose(peer, reason)
+        on_lost(reason)
 
     def lose(self, peer: NodeAddress, reason: str) -> None:
         """Declare a peer dead: whatever waits for it fails at once."""
@@ -266,9 +292,20 @@ class Node:
         if self._closed:
             return
         self._closed = True
-        for name in reversed(list(self._cells)):
-            await self.stop(Ref(self.address, name))
-        for task in [*self._watches.values(), *self._background]:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        for cell in reversed(list(self._cells.values())):
+            await self.stop(cell.ref)
+        while tasks := self._background - {asyncio.current_task()}:  # what ends may start something else
+            for task in tasks:
+                task.cancel()
+            _, stuck = await asyncio.wait(tasks, timeout=BACKGROUND_END_S)
+            if stuck:
+                log.error("node %s: %d background tasks do not end", self.address.name, len(stuck))
+                break
         self._courier.close()
+
+
+def _check_type(answer: Any, expected: Any, to: Ref, message: Any) -> None:
+    """What the bus refuses between nodes is refused within one."""
+    if isinstance(expected, type) and type(answer) is not expected:
+        found = type(answer).__name__
+        raise DecodeError(f"{type(message).__name__} to {to}: answered with {found}, expected {expected.__name__}")

@@ -1,0 +1,225 @@
+"""The answering side of delivery: requests from other nodes, and what was answered to them.
+
+Invariants:
+
+- an ask takes effect at most once, however often it is sent: a repeated one gets the recorded answer, one that its
+  asker has given up is dropped. Each ask with retries says which is the oldest that its sender still waits for;
+  exactly what is older is forgotten, so that the memory is bounded by what is being asked at a time;
+- a stream sends no more than its reader granted, and stops when the reader does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+
+from bus.asking import WINDOW
+from bus.codec import Decoder, Frame
+from bus.message import DeadlineExceeded, Failure, Header, Kind, Lane
+from bus.wire import Wire
+
+T = TypeVar("T")
+
+KEPT_ANSWER_BYTES = 1 << 20
+"""A larger answer is not recorded: an ask that is repeated after it was lost gets an error that says so."""
+
+LEAST_PATIENCE_S = 1.0
+"""A stream waits for credit as long as its reader waits for an item, but at least this long."""
+
+
+class Request:
+    """One arrived TELL, ASK or STREAM, to be answered through its methods (a TELL has no answer)."""
+
+    def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+        self.header = header
+        self.frames = frames
+        self.lane = lane
+        self._answering = answering
+
+    def decode(self, decoder: Decoder[T]) -> T:
+        """The body; raises ``DecodeError``."""
+        return decoder.decode(self.frames)
+
+    def reply(self, value: Any) -> None:
+        """Raises ``TypeError`` for what cannot travel; a reply that cannot be sent is counted."""
+        self._answering.answer(self, Kind.REPLY, value)
+
+    def fail(self, error: Failure) -> None:
+        self._answering.answer(self, Kind.ERROR, error)
+
+    async def stream(self, items: AsyncGenerator[Any, None]) -> None:
+        """Send every item as the asker grants credit, then the end. Raises ``DeadlineExceeded`` without credit."""
+        await self._answering.feed(self, items)
+
+
+Serve = Callable[[Request], None]
+"""What a node does with a request."""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    kind: Kind
+    type: str
+    body: list[bytes]
+    lane: Lane
+
+
+class _Book:
+    """The repeated asks of one incarnation: id to answer, None while it is worked on."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.oldest = 0
+        self.answers: dict[int, _Answer | None] = {}
+
+    def forget_before(self, oldest: int) -> None:
+        """Ids arrive nearly in order: what is out of order is forgotten when it comes to the front."""
+        self.oldest = oldest
+        while self.answers and (first := next(iter(self.answers))) < oldest:
+            del self.answers[first]
+
+
+class _Feed:
+    """A stream that this node sends."""
+
+    def __init__(self) -> None:
+        self.credit = asyncio.Semaphore(WINDOW)
+        self.task: asyncio.Task[Any] | None = None
+
+
+_Key = tuple[str, int, int]
+
+
+class Answering:
+    """See the module docstring."""
+
+    def __init__(self, wire: Wire, serve: Serve) -> None:
+        self._wire = wire
+        self._serve = serve
+        self._books: dict[str, _Book] = {}
+        self._feeds: dict[_Key, _Feed] = {}
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+        if header.kind is Kind.STREAM:
+            self._feeds[_key(header)] = _Feed()
+        elif header.oldest and not self._first_time(header):
+            return
+        self._serve(Request(self, header, frames, lane))
+
+    def _first_time(self, header: Header) -> bool:
+        """Note an ask with retries; one that came before is answered or dropped here."""
+        sender = header.sender
+        book = self._books.get(sender.name)
+        if book is None or book.epoch != sender.epoch:
+            book = self._books[sender.name] = _Book(sender.epoch)
+        if header.id < book.oldest:
+            self._wire.counters["given_up"] += 1
+            return False
+        if header.id in book.answers:
+            self._wire.counters["duplicates"] += 1
+            answer = book.answers[header.id]
+            if answer is not None:
+                self._wire.try_send(
+                    answer.kind, sender, answer.lane, body=answer.body, type_=answer.type, id_=header.id
+                )
+            return False
+        if header.oldest > book.oldest:
+            book.forget_before(header.oldest)
+        book.answers[header.id] = None
+        return True
+
+    def answer(self, request: Request, kind: Kind, value: Any) -> None:
+        """Send the answer to an ask or stream, and record it where it may be asked again."""
+        header = request.header
+        if header.kind is Kind.TELL:
+            return
+        body = self._wire.encode(value)
+        type_ = type(value).__name__
+        if header.kind is Kind.STREAM:
+            self._feeds.pop(_key(header), None)
+        book = self._books.get(header.sender.name)
+        if book is not None and book.epoch == header.sender.epoch and header.id in book.answers:
+            book.answers[header.id] = self._recorded(kind, type_, body, request.lane)
+        self._wire.try_send(kind, header.sender, request.lane, body=body, type_=type_, id_=header.id)
+
+    def _recorded(self, kind: Kind, type_: str, body: Sequence[Frame], lane: Lane) -> _Answer:
+        """A private copy of an answer: the frames are views of what its actor may change."""
+        size = sum(len(frame) for frame in body)
+        if size <= KEPT_ANSWER_BYTES:
+            return _Answer(kind, type_, [bytes(frame) for frame in body], lane)
+        text = f"it was handled, but its answer of {size} bytes got lost and is too large to be kept"
+        failure = self._wire.encode(Failure("AnswerLost", text))
+        return _Answer(Kind.ERROR, "Failure", [bytes(frame) for frame in failure], lane)
+
+    # ---- streams -------------------------------------------------------------------------------------------------
+
+    async def feed(self, request: Request, items: AsyncGenerator[Any, None]) -> None:
+        """See ``Request.stream``."""
+        header, key = request.header, _key(request.header)
+        feed = self._feeds.get(key)
+        if feed is None:  # cancelled before it began
+            return
+        feed.task = asyncio.current_task()
+        sequence = 0
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    await self._credit(feed, header)
+                    self._item(request, Kind.ITEM, sequence, self._wire.encode(item), type(item).__name__)
+                    sequence += 1
+            self._item(request, Kind.END, sequence)
+        finally:
+            self._feeds.pop(key, None)
+
+    async def _credit(self, feed: _Feed, header: Header) -> None:
+        if not feed.credit.locked():
+            await feed.credit.acquire()
+            return
+        patience_s = max(header.budget_s, LEAST_PATIENCE_S)
+        try:
+            async with asyncio.timeout(patience_s):
+                await feed.credit.acquire()
+        except TimeoutError:
+            self._wire.counters["streams_abandoned"] += 1
+            who = f"{self._wire.address.name} waited for {header.sender.name} to read on"
+            raise DeadlineExceeded(f"{who}: no credit within {patience_s:g} s") from None
+
+    def _item(self, request: Request, kind: Kind, sequence: int, body: Sequence[Frame] = (), type_: str = "") -> None:
+        header = request.header
+        self._wire.send(kind, header.sender, request.lane, body=body, type_=type_, id_=header.id, sequence=sequence)
+
+    def on_credit(self, header: Header) -> None:
+        feed = self._feeds.get(_key(header))
+        if feed is not None:
+            for _ in range(min(max(header.sequence, 0), WINDOW)):
+                feed.credit.release()
+
+    def on_cancel(self, header: Header) -> None:
+        self._end(lambda key: key == _key(header))
+
+    def _end(self, ended: Callable[[_Key], bool]) -> None:
+        for key in [key for key in self._feeds if ended(key)]:
+            feed = self._feeds.pop(key)
+            if feed.task is not None:
+                feed.task.cancel()
+
+    # ---- ends ----------------------------------------------------------------------------------------------------
+
+    def forget(self, name: str, epoch: int) -> None:
+        """An incarnation, and all before it, will read no more answers."""
+        book = self._books.get(name)
+        if book is not None and book.epoch <= epoch:
+            del self._books[name]
+        self._end(lambda key: key[0] == name and key[1] <= epoch)
+
+    def close(self) -> None:
+        self._end(lambda key: True)
+
+
+def _key(header: Header) -> _Key:
+    return header.sender.name, header.sender.epoch, header.id

@@ -1,0 +1,317 @@
+"""The asking side of delivery: asks and streams of this node that wait for their answers.
+
+Invariant: every ask ends, by its deadline at the latest, in a reply of the declared type or in an exception that
+names who waited for whom; every stream ends in all of its items, in order, or in such an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from bus.codec import Decoder, Frame
+from bus.message import (
+    MAX_BUDGET_S,
+    BusError,
+    DeadlineExceeded,
+    DecodeError,
+    Failure,
+    Header,
+    Kind,
+    Lane,
+    NodeAddress,
+    NoSuchActor,
+    Overloaded,
+    PeerLost,
+    PeerRestarted,
+    RemoteError,
+)
+from bus.wire import Wire
+
+T = TypeVar("T")
+
+WINDOW = 16
+"""Items of a stream in flight before the sender waits for credit."""
+
+RESEND_AFTER_S = 2.0
+"""An ask with retries is sent again after this long without an answer."""
+
+_AS_THEMSELVES = {kind.__name__: kind for kind in (NoSuchActor, Overloaded, DecodeError, DeadlineExceeded)}
+
+
+class _Asked:
+    """An ask that waits for its answer."""
+
+    __slots__ = ("actor", "body", "deadline", "decoder", "future", "lane", "resend", "retries", "to", "type", "what")
+
+    def __init__(
+        self, to: NodeAddress, what: str, *, actor: str, type_: str, lane: Lane, decoder: Decoder[Any]
+    ) -> None:
+        self.to = to
+        self.what = what
+        self.actor = actor
+        self.type = type_
+        self.lane = lane
+        self.decoder = decoder
+        self.body: list[Frame] = []
+        self.deadline = 0.0
+        self.retries = 0
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.resend: asyncio.TimerHandle | None = None
+
+
+class _Reading:
+    """A stream that this node reads; the credit granted bounds what is queued."""
+
+    __slots__ = ("decoder", "expected", "items", "to", "what")
+
+    def __init__(self, to: NodeAddress, decoder: Decoder[Any], what: str) -> None:
+        self.to = to
+        self.decoder = decoder
+        self.what = what
+        self.expected = 0
+        self.items: asyncio.Queue[Any] = asyncio.Queue()
+
+    def end(self, error: Exception | None = None) -> None:
+        self.items.put_nowait(_End(error))
+
+    async def next(self, timeout_s: float) -> Any:
+        """Raises ``TimeoutError``."""
+        if not self.items.empty():
+            return self.items.get_nowait()
+        async with asyncio.timeout(timeout_s):
+            return await self.items.get()
+
+
+class _End(msgspec.Struct, frozen=True):
+    error: Exception | None = None
+
+
+class Asking:
+    """See the module docstring."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._loop = asyncio.get_running_loop()
+        self._failures: Decoder[Failure] = Decoder(Failure)
+        self._ids = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._reading: dict[int, _Reading] = {}
+        self._repeated: dict[str, dict[int, None]] = {}  # node -> asks with retries that wait, oldest first
+
+    # ---- asks ----------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        to: NodeAddress,
+        actor: str,
+        message: Any,
+        reply: Decoder[T],
+        *,
+        timeout_s: float,
+        retries: int,
+        lane: Lane,
+        about: str,
+    ) -> T:
+        """See ``Courier.ask``."""
+        type_ = type(message).__name__
+        what = f"{type_} to {actor}@{to.name}" + (f" ({about})" if about else "")
+        id_ = next(self._ids)
+        asked = _Asked(to, what, actor=actor, type_=type_, lane=lane, decoder=reply)
+        asked.body = self._wire.encode(message)
+        asked.deadline = self._loop.time() + timeout_s
+        asked.retries = retries
+        self._asked[id_] = asked
+        if retries:
+            self._repeated.setdefault(to.name, {})[id_] = None
+        timer = self._loop.call_at(asked.deadline, self._expire, asked, timeout_s)
+        try:
+            try:
+                self._send(id_, asked)
+            except (PeerLost, PeerRestarted, Overloaded) as error:
+                raise type(error)(f"{what}: {error}") from None
+            result: T = await asked.future
+            return result
+        finally:
+            timer.cancel()
+            self._forget(id_, asked)
+
+    def _forget(self, id_: int, asked: _Asked) -> None:
+        del self._asked[id_]
+        if asked.resend is not None:
+            asked.resend.cancel()
+        if asked.retries:
+            waiting = self._repeated[asked.to.name]
+            del waiting[id_]
+            if not waiting:
+                del self._repeated[asked.to.name]
+        if asked.future.done() and not asked.future.cancelled():
+            asked.future.exception()  # seen, also where the asker was cancelled at the same time
+
+    def _send(self, id_: int, asked: _Asked, sent: int = 0) -> None:
+        """Send an ask, for the first time or again, with what is left of its time."""
+        if sent < asked.retries:
+            asked.resend = self._loop.call_later(RESEND_AFTER_S, self._resend, id_, asked, sent + 1)
+        self._wire.send(
+            Kind.ASK,
+            asked.to,
+            asked.lane,
+            body=asked.body,
+            type_=asked.type,
+            actor=asked.actor,
+            id_=id_,
+            budget_s=_budget(asked.deadline - self._loop.time()),
+            oldest=next(iter(self._repeated[asked.to.name])) if asked.retries else 0,
+        )
+
+    def _resend(self, id_: int, asked: _Asked, sent: int) -> None:
+        if asked.future.done():
+            return
+        self._wire.counters["resent"] += 1
+        try:
+            self._send(id_, asked, sent)
+        except BusError:
+            self._wire.counters["unsent_ask"] += 1
+
+    def _expire(self, asked: _Asked, timeout_s: float) -> None:
+        if not asked.future.done():
+            self._wire.counters["deadlines"] += 1
+            who = f"{self._wire.address.name} waited for {asked.what}"
+            asked.future.set_exception(DeadlineExceeded(f"{who}: no answer within {timeout_s:g} s"))
+
+    # ---- streams -------------------------------------------------------------------------------------------------
+
+    async def stream(
+        self, to: NodeAddress, actor: str, message: Any, item: Decoder[T], *, timeout_s: float, lane: Lane, about: str
+    ) -> AsyncGenerator[T, None]:
+        """See ``Courier.stream``."""
+        type_ = type(message).__name__
+        what = f"{type_} stream from {actor}@{to.name}" + (f" ({about})" if about else "")
+        id_ = next(self._ids)
+        reading = self._reading[id_] = _Reading(to, item, what)
+        over = True
+        try:
+            body = self._wire.encode(message)
+            try:
+                self._wire.send(
+                    Kind.STREAM, to, lane, body=body, type_=type_, actor=actor, id_=id_, budget_s=_budget(timeout_s)
+                )
+            except (PeerLost, PeerRestarted, Overloaded) as error:
+                raise type(error)(f"{what}: {error}") from None
+            over = False
+            for taken in itertools.count(1):
+                value = await self._next(reading, timeout_s, taken - 1)
+                if isinstance(value, _End):
+                    over = True
+                    if value.error is not None:
+                        raise value.error
+                    return
+                if taken % (WINDOW // 2) == 0:
+                    self._wire.try_send(Kind.CREDIT, to, id_=id_, sequence=WINDOW // 2)
+                yield value
+        finally:
+            del self._reading[id_]
+            if not over:
+                self._wire.try_send(Kind.CANCEL, to, id_=id_)
+
+    async def _next(self, reading: _Reading, timeout_s: float, taken: int) -> Any:
+        try:
+            return await reading.next(timeout_s)
+        except TimeoutError:
+            self._wire.counters["deadlines"] += 1
+            who = f"{self._wire.address.name} waited for {reading.what}"
+            raise DeadlineExceeded(f"{who}: no item within {timeout_s:g} s, after {taken}") from None
+
+    # ---- what arrives --------------------------------------------------------------------------------------------
+
+    def on_answer(self, header: Header, frames: Sequence[Frame]) -> None:
+        """A REPLY or an ERROR."""
+        asked = self._asked.get(header.id)
+        if asked is not None and _meant(asked.to, header) and not asked.future.done():
+            self._settle(asked, header, frames)
+            return
+        reading = self._reading.get(header.id)
+        if reading is not None and _meant(reading.to, header) and header.kind is Kind.ERROR:
+            reading.end(self._error(reading.what, frames))
+            return
+        self._wire.counters["late_answers"] += 1
+
+    def _settle(self, asked: _Asked, header: Header, frames: Sequence[Frame]) -> None:
+        if header.kind is Kind.ERROR:
+            asked.future.set_exception(self._error(asked.what, frames))
+            return
+        try:
+            asked.future.set_result(_decode(asked.decoder, header, frames))
+        except DecodeError as error:
+            asked.future.set_exception(DecodeError(f"{asked.what}: {error}"))
+
+    def _error(self, what: str, frames: Sequence[Frame]) -> BusError:
+        try:
+            failure = self._failures.decode(frames)
+        except DecodeError as error:
+            return DecodeError(f"{what}: {error}")
+        kind = _AS_THEMSELVES.get(failure.kind)
+        return RemoteError(what, failure) if kind is None else kind(f"{what}: {failure.message}")
+
+    def on_item(self, header: Header, frames: Sequence[Frame]) -> None:
+        """An ITEM or the END of a stream."""
+        reading = self._reading.get(header.id)
+        if reading is None or not _meant(reading.to, header):
+            self._wire.counters["late_items"] += 1
+            return
+        if header.sequence != reading.expected:
+            lost = f"item {reading.expected} was lost on the way (the next to arrive is {header.sequence})"
+            reading.end(PeerLost(f"{reading.what}: {lost}"))
+        elif header.kind is Kind.END:
+            reading.end()
+        elif reading.items.qsize() >= WINDOW:
+            reading.end(Overloaded(f"{reading.what}: more than {WINDOW} items came without credit"))
+        else:
+            reading.expected += 1
+            try:
+                reading.items.put_nowait(_decode(reading.decoder, header, frames))
+            except DecodeError as error:
+                reading.end(DecodeError(f"{reading.what}: {error}"))
+
+    # ---- ends ----------------------------------------------------------------------------------------------------
+
+    def fail(self, name: str, epochs: range, kind: type[BusError], why: str) -> None:
+        """End what waits for some incarnations of a node (0 stands for what was sent to whichever answers)."""
+        for asked in self._asked.values():
+            if asked.to.name == name and asked.to.epoch in epochs and not asked.future.done():
+                asked.future.set_exception(kind(f"{asked.what}: {why}"))
+        for reading in self._reading.values():
+            if reading.to.name == name and reading.to.epoch in epochs:
+                reading.end(kind(f"{reading.what}: {why}"))
+
+    def close(self, why: str) -> None:
+        """End everything that waits."""
+        for asked in self._asked.values():
+            if not asked.future.done():
+                asked.future.set_exception(PeerLost(f"{asked.what}: {why}"))
+        for reading in self._reading.values():
+            reading.end(PeerLost(f"{reading.what}: {why}"))
+
+
+def _meant(asked: NodeAddress, header: Header) -> bool:
+    """Whether an answer comes from whom we asked."""
+    return asked.name == header.sender.name and asked.epoch in (0, header.sender.epoch)
+
+
+def _decode(decoder: Decoder[T], header: Header, frames: Sequence[Frame]) -> T:
+    """A body of the declared type; one of another type does not pass because its fields happen to fit."""
+    expected = decoder.type
+    if isinstance(expected, type) and expected.__name__ != header.type:
+        raise DecodeError(f"answered with {header.type}, expected {expected.__name__}")
+    try:
+        return decoder.decode(frames)
+    except DecodeError as error:
+        raise DecodeError(f"answered with {header.type}: {error}") from None
+
+
+def _budget(seconds: float) -> float:
+    return min(max(seconds, 0.0), MAX_BUDGET_S)

@@ -1,0 +1,84 @@
+"""Puts messages on the transport and counts what could not be sent.
+
+Invariant: nothing goes to an incarnation that is known to be gone, and ``try_send``, the way in which everything is
+sent that nobody waits for, never raises.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bus.codec import Encoder, Frame
+from bus.message import BusError, Header, Kind, Lane, NodeAddress
+from bus.peers import Peers
+from bus.transport import Transport
+
+
+class Wire:
+    """One node's way out."""
+
+    def __init__(self, transport: Transport, peers: Peers) -> None:
+        self.address = transport.address
+        self.counters: Counter[str] = Counter()
+        self._transport = transport
+        self._peers = peers
+        self._encoder = Encoder()
+        self._headers = msgspec.msgpack.Encoder()
+
+    def encode(self, message: Any) -> list[Frame]:
+        """Frames of a body. Raises ``TypeError`` for what cannot travel."""
+        return self._encoder.encode(message)
+
+    def send(
+        self,
+        kind: Kind,
+        to: NodeAddress,
+        lane: Lane,
+        *,
+        body: Sequence[Frame] = (),
+        type_: str = "",
+        actor: str = "",
+        id_: int = 0,
+        budget_s: float = 0.0,
+        sequence: int = 0,
+        oldest: int = 0,
+    ) -> None:
+        """Raises ``PeerLost``, ``PeerRestarted`` or ``Overloaded``."""
+        refusal = self._peers.refusal(to)
+        if refusal is not None:
+            raise refusal
+        header = Header(
+            kind=kind,
+            to=actor,
+            sender=self.address,
+            to_epoch=to.epoch,
+            id=id_,
+            type=type_,
+            budget_s=budget_s,
+            sequence=sequence,
+            oldest=oldest,
+        )
+        self._transport.send(to, lane, [self._headers.encode(header), *body])
+
+    def try_send(
+        self,
+        kind: Kind,
+        to: NodeAddress,
+        lane: Lane = Lane.CONTROL,
+        *,
+        body: Sequence[Frame] = (),
+        type_: str = "",
+        id_: int = 0,
+        sequence: int = 0,
+    ) -> bool:
+        """Send or count as ``unsent_<kind>``: the deadline of who waits for it still holds."""
+        try:
+            self.send(kind, to, lane, body=body, type_=type_, id_=id_, sequence=sequence)
+        except BusError:
+            self.counters[f"unsent_{kind.name.lower()}"] += 1
+            return False
+        return True
