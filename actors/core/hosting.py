@@ -2,16 +2,19 @@
 
     python -m MODULE '<ChildSpec as JSON>'
 
-Invariant: the process ends when asked (SIGTERM), when its parent is gone, or when its work fails, and says which on
-its last log line. Ctrl-C in a terminal is the parent's business, not its own.
+Invariant: the process ends when asked (SIGTERM), when its parent is gone, or when its work fails, at any time after its
+start, even if a thread of its work hangs, and says which on its last log line. Ctrl-C in a terminal is the parent's
+business, not its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,10 +29,14 @@ from bus.message import NodeAddress
 from bus.security import ClusterKey, read_key
 
 S = TypeVar("S")
+Finish = Callable[[], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 PARENT_SILENCE_S = 60.0
 EXIT_WORK_FAILED = 3
+
+END_S = 10.0
+"""From the reason to end to the end itself, at most."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -72,11 +79,19 @@ class ChildContext:
         if not self._ended.done():
             self._ended.set_result(reason)
 
-    async def until_end(self) -> int:
-        """Exit status, once there is a reason to end."""
-        reason = await self._ended
+    async def until_end(self) -> None:
+        """Wait for a reason to end."""
+        await asyncio.shield(self._ended)
+
+    def close(self) -> int:
+        """Say why this process ends; returns its exit status. From now on it has ``END_S`` to go."""
+        reason = self._ended.result()
         log.error("ending: %s", reason) if self._failed else log.info("ending: %s", reason)
-        return EXIT_WORK_FAILED if self._failed else 0
+        status = EXIT_WORK_FAILED if self._failed else 0
+        limit = threading.Timer(END_S, os._exit, [status])  # a hung thread would keep the interpreter for ever
+        limit.daemon = True
+        limit.start()
+        return status
 
 
 def read_settings(spec: ChildSpec, type_: type[S]) -> S:
@@ -84,7 +99,7 @@ def read_settings(spec: ChildSpec, type_: type[S]) -> S:
     return msgspec.convert(spec.settings, type_)
 
 
-def run_child(work: Callable[[ChildContext], Awaitable[Callable[[], Awaitable[None]]]]) -> int:
+def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> int:
     """``work`` sets up actors and returns what to await at the end. Returns the exit status."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -93,7 +108,7 @@ def run_child(work: Callable[[ChildContext], Awaitable[Callable[[], Awaitable[No
     return asyncio.run(_run(spec, work))
 
 
-async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Callable[[], Awaitable[None]]]]) -> int:
+async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Finish]]) -> int:
     async with Node(spec.name, host=spec.host, key=spec.key) as node:
         context = ChildContext(spec, node)
         loop = asyncio.get_running_loop()
@@ -101,11 +116,20 @@ async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Callabl
         node.watch(
             spec.parent, silence_s=PARENT_SILENCE_S, on_lost=lambda why: context.end(f"the parent is gone: {why}")
         )
-        try:
-            finish = await work(context)
-        except Exception as error:  # whatever start-up raises is this process's last word
-            context.fail(error)
-            return await context.until_end()
-        status = await context.until_end()
-        await finish()
+        working = asyncio.ensure_future(_work(context, work))
+        await context.until_end()
+        if not working.done():  # still starting
+            working.cancel()
+        status = context.close()
+        for finish in await asyncio.gather(working, return_exceptions=True):
+            if callable(finish):
+                await finish()
         return status
+
+
+async def _work(context: ChildContext, work: Callable[[ChildContext], Awaitable[Finish]]) -> Finish | None:
+    try:
+        return await work(context)
+    except Exception as error:  # whatever start-up raises is this process's last word
+        context.fail(error)
+        return None

@@ -1,8 +1,9 @@
 """A pool of worker processes that hold state: started, watched, restarted within bounds.
 
-Invariant: there is one process per worker name at most; when it dies, every ask to it fails at once, its successor is
-started, and after ``RESTARTS`` deaths in ``WINDOW_S`` seconds the pool gives up and says so, with the worker's last
-words. Who held state in a dead worker has lost it and is told by the failing ask.
+Invariant: there is one process per worker name at most; when it dies, every ask to it fails at once and its successor
+is started, for which whoever asks for the worker meanwhile waits. After ``RESTARTS`` deaths in ``WINDOW_S`` seconds the
+pool gives up and says so, with the worker's last words. Who held state in a dead worker has lost it and is told by the
+failing ask.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Welcome(msgspec.Struct, frozen=True):
     """The pool knows the worker now."""
 
 
-class PoolGaveUp(RuntimeError):
+class PoolGaveUp(PeerLost):
     """A worker keeps dying; the message has its last words."""
 
 
@@ -69,6 +70,7 @@ class WorkerPool(Actor):
 
     async def on_start(self) -> None:
         for name in self._specs:
+            self._refs[name] = asyncio.get_running_loop().create_future()
             await self._launch(name)
 
     async def on_stop(self) -> None:
@@ -76,28 +78,49 @@ class WorkerPool(Actor):
         for name, child in self._children.items():
             self.node.unwatch(name)
             child.terminate()
-        for child in self._children.values():
-            await child.stop()
-        for future in self._refs.values():
-            future.cancel()
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
+        for name in self._refs:
+            self._settle(name, PeerLost(f"worker {name}: its pool has stopped"))
 
     async def _launch(self, name: str) -> None:
-        self._refs[name] = asyncio.get_running_loop().create_future()
+        """Raises ``OSError`` where no process can be started."""
         spec = self._specs[name]
         text = msgspec.json.encode(spec).decode()
         log_path = Path(spec.log_directory) / f"{name}.out"
         child = await start_child(name, self._module, [text], log_path=log_path, environment=self._environment)
         self._children[name] = child
+        if self._stopping:
+            await child.stop()
+            return
         self.node.background(child.watch(lambda reason: self._on_death(name, reason)))
+        self.node.background(self._expect(name, child))
+
+    async def _expect(self, name: str, child: Child) -> None:
+        """A worker that neither dies nor becomes ready is killed."""
+        await asyncio.wait([self._refs[name]], timeout=START_TIMEOUT_S)
+        if not self._refs[name].done() and child.running:
+            log.error("worker %s: not ready within %g s; killing it", name, START_TIMEOUT_S)
+            child.kill()
 
     @handler
     async def ready(self, message: MemberReady) -> Welcome:
-        future = self._refs[message.worker]
-        if not future.done():
-            future.set_result(message.ref)
-        name = message.worker
-        self.node.watch(message.ref.node, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(name, why))
+        name, node = message.worker, message.ref.node
+        if name not in self._refs:
+            raise ValueError(f"no worker {name!r} here; there are {', '.join(self._refs)}")
+        self._settle(name, message.ref)
+        self.node.watch(node, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(name, why))
         return Welcome()
+
+    def _settle(self, name: str, outcome: Ref | PeerLost) -> None:
+        """Who waits for a worker, and who will, gets this."""
+        if self._refs[name].done():
+            self._refs[name] = asyncio.get_running_loop().create_future()
+        future = self._refs[name]
+        if isinstance(outcome, Ref):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+            future.exception()  # seen: whoever waits gets it, and nobody has to
 
     def _on_silence(self, name: str, why: str) -> None:
         log.error("worker %s: %s; killing it", name, why)
@@ -118,23 +141,24 @@ class WorkerPool(Actor):
             deaths.popleft()
         log.error("%s", reason)
         future = self._refs[name]
-        if future.done() and not future.cancelled() and future.exception() is None:
+        if future.done() and future.exception() is None:
             self.node.lose(future.result().node, reason)
+            self._refs[name] = asyncio.get_running_loop().create_future()
         if len(deaths) > RESTARTS:
-            error = PoolGaveUp(f"worker {name} died {len(deaths)} times in {WINDOW_S:g} s; last: {reason}")
-            self._gave_up(error)
-            return
-        if not future.done():  # it died before it was ready: who waits for it goes on waiting for the successor
-            waiting = future
-            self.node.background(self._relaunch(name, waiting))
+            self._give_up(name, f"died {len(deaths)} times in {WINDOW_S:g} s; last: {reason}")
         else:
-            self.node.background(self._launch(name))
+            self.node.background(self._relaunch(name))
 
-    async def _relaunch(self, name: str, waiting: asyncio.Future[Ref]) -> None:
-        await self._launch(name)
-        self._refs[name].add_done_callback(
-            lambda done: waiting.set_result(done.result()) if not (done.cancelled() or waiting.done()) else None
-        )
+    async def _relaunch(self, name: str) -> None:
+        try:
+            await self._launch(name)
+        except OSError as error:
+            self._give_up(name, f"cannot be started again: {error}")
+
+    def _give_up(self, name: str, why: str) -> None:
+        error = PoolGaveUp(f"worker {name} {why}")
+        self._settle(name, error)
+        self._gave_up(error)
 
     def pick(self) -> str:
         """The next worker's name, round robin."""
@@ -143,8 +167,10 @@ class WorkerPool(Actor):
         return names[self._next % len(names)]
 
     async def worker(self, name: str) -> Ref:
-        """A worker's ref, once it is ready. Raises ``PeerLost`` if that takes too long."""
+        """A worker's ref, once it is ready. Raises ``PeerLost`` if that takes too long, ``PoolGaveUp`` if it never
+        will be."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self._refs[name]), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                return await asyncio.shield(self._refs[name])
         except TimeoutError:
             raise PeerLost(f"worker {name} was not ready within {START_TIMEOUT_S:g} s") from None

@@ -1,21 +1,27 @@
 """Child processes of a node: started, watched, and never outlived by accident.
 
 Invariant: a child dies with its parent, even one killed with -9 (``PR_SET_PDEATHSIG``, set by the child itself before
-anything else), and a child's death is reported exactly once, with its exit status and the end of its log.
+anything else), what it started dies with it, and a child's death is reported exactly once, with its exit status and
+the end of its log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 3.0
+LAST_WORDS_BYTES = 4096
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """Where the packages of this project lie; children import from the same place."""
 
@@ -25,21 +31,22 @@ def die_with_parent() -> None:
     elsewhere a child notices its parent's silence."""
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     expected = os.environ.get("ROLLART_PARENT")
-    if expected is not None and int(expected) != parent:  # it died before the call above
+    if expected is not None and int(expected) != os.getppid():  # it died before the call above
         os._exit(1)
 
 
 class Child:
     """One running child process; its output goes to a log file."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path, log_start: int) -> None:
+        """``log_start``: what its log file held already, from an earlier process of the same name."""
         self.name = name
         self.pid = process.pid
         self._process = process
         self._log_path = log_path
+        self._log_start = log_start
         self._stopping = False
 
     @property
@@ -49,17 +56,21 @@ class Child:
     async def watch(self, on_death: Callable[[str], None]) -> None:
         """Wait for its end (as long as it lives) and report one that nobody asked for."""
         status = await self._process.wait()
+        self._kill_group()
         if not self._stopping:
             on_death(self.describe_end(status))
 
     def describe_end(self, status: int) -> str:
         """Why it ended, for people."""
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        how = f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
         return f"process {self.name} (pid {self.pid}) ended: {how}{self._last_words()}"
 
     def _last_words(self) -> str:
         try:
-            lines = self._log_path.read_text(errors="replace").strip().splitlines()
+            with self._log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, size - LAST_WORDS_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             return ""
         return f"; last line of {self._log_path}: {lines[-1]}" if lines else ""
@@ -67,7 +78,12 @@ class Child:
     def kill(self) -> None:
         """End it at once; ``watch`` reports the death unless ``stop`` was called."""
         if self.running:
-            self._process.kill()
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """The child leads a process group of its own: whatever it started, unless that moved elsewhere."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+            os.killpg(self.pid, signal.SIGKILL)
 
     def terminate(self) -> None:
         """Ask it to end, without waiting; ``watch`` no longer reports it."""
@@ -78,26 +94,42 @@ class Child:
     async def stop(self) -> None:
         """Ask it to end, then kill it; returns once it is gone."""
         self.terminate()
-        if not self.running:
-            return
+        if not await self._gone():
+            self.kill()
+            if not await self._gone():
+                log.error("process %s (pid %d) does not end, even killed", self.name, self.pid)
+        self._kill_group()
+
+    async def _gone(self) -> bool:
         try:
-            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._process.wait()
         except TimeoutError:
-            self._process.kill()
-            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+            return False
+        return True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 async def start_child(
     name: str, module: str, arguments: list[str], *, log_path: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
-    """Run ``python -m module arguments`` as a child in a session of its own (a terminal's Ctrl-C does not reach it)."""
+    """Run ``python -m module arguments`` as a child in a session of its own (a terminal's Ctrl-C does not reach it).
+    It imports from where this process does, not from the working directory. Raises ``OSError``."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     roots = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
     settings.update(environment or {})
     with log_path.open("ab") as output:
+        log_start = output.tell()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-m",
             module,
             *arguments,
@@ -107,4 +139,4 @@ async def start_child(
             env=settings,
             start_new_session=True,
         )
-    return Child(name, process, log_path)
+    return Child(name, process, log_path, log_start)
