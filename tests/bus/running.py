@@ -1,0 +1,43 @@
+"""Runs tests that are coroutines, and holds them to leaving nothing behind: no task, no error that nobody saw."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 30.0
+
+
+class LeftBehind(AssertionError):
+    """What a test did not clean up."""
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, within ``DEADLINE_S``."""
+    problems: list[str] = []
+
+    async def guarded() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(repr(context)))
+        async with asyncio.timeout(DEADLINE_S):
+            await test
+        await asyncio.sleep(0)
+        problems.extend(repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()})
+        gc.collect(1)  # futures whose exception nobody saw report it now
+
+    asyncio.run(guarded())
+    if problems:
+        raise LeftBehind("\n".join(problems))
+
+
+def call_if_coroutine(function: pytest.Function) -> bool | None:
+    """For ``pytest_pyfunc_call``."""
+    if not inspect.iscoroutinefunction(function.obj):
+        return None
+    names = inspect.signature(function.obj).parameters
+    run(function.obj(**{name: function.funcargs[name] for name in names}))
+    return True
