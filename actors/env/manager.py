@@ -17,12 +17,11 @@ import logging
 import math
 import time
 from collections import Counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from actors.core import Actor, Ref, handler
-from actors.core.pool import WorkerPool
 from actors.env.episode import Episode, Lost
 from actors.env.framing import Framing
 from actors.env.messages import (
@@ -57,6 +56,16 @@ HANGING_SHARE = 0.5
 """A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
 
+class Workers(Protocol):
+    """The processes that run environments; see ``actors.core.pool.WorkerPool``."""
+
+    def pick(self) -> str: ...
+
+    async def worker(self, name: str) -> Ref: ...
+
+    def kill(self, name: str) -> None: ...
+
+
 class Peers:
     """Whom an env host talks to."""
 
@@ -78,7 +87,7 @@ class EnvHost(Actor):
         concurrent: int,
         reward_timeout_s: float,
         framing: Framing,
-        pool: WorkerPool,
+        pool: Workers,
         peers: Peers,
     ) -> None:
         self._environment = environment
