@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from typing import Protocol
 
-from actors.core import Actor, handler
-from actors.core.pool import WorkerPool
+from actors.core import Actor, Ref, handler
 from actors.env.messages import ScoreDone, ScoreWith
 from actors.reward.messages import Score, Scored
 from actors.trajectory import Trajectory
 from bus.message import DeadlineExceeded
 
 
+class Workers(Protocol):
+    """The processes that run reward functions; see ``actors.core.pool.WorkerPool``."""
+
+    def pick(self) -> str: ...
+
+    async def worker(self, name: str) -> Ref: ...
+
+    def kill(self, name: str) -> None: ...
+
+
 class RewardActor(Actor):
     """``pool`` is None where the environment's return is the reward."""
 
-    def __init__(self, timeout_s: float, pool: WorkerPool | None) -> None:
+    def __init__(self, timeout_s: float, pool: Workers | None) -> None:
         self._timeout_s = timeout_s
         self._pool = pool
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -42,7 +52,7 @@ class RewardActor(Actor):
         finally:
             turn.release()
 
-    async def _score(self, pool: WorkerPool, name: str, trajectory: Trajectory, about: str) -> Scored:
+    async def _score(self, pool: Workers, name: str, trajectory: Trajectory, about: str) -> Scored:
         worker = await pool.worker(name)
         try:
             done = await self.node.ask(worker, ScoreWith(trajectory), ScoreDone, timeout_s=self._timeout_s, about=about)
