@@ -78,6 +78,7 @@ class Coordinator(Actor):
         self._env_hosts: list[Ref] = []
         self._where: dict[str, Ref] = {}  # ticket -> env host
         self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
+        self._over = False
         self.losses: dict[str, str] = {}  # reason -> what the last such loss said
         self._turn = itertools.count()
 
@@ -146,6 +147,8 @@ class Coordinator(Actor):
 
     def flush(self) -> None:
         """Send what the scheduler has decided."""
+        if self._over:
+            return
         scheduler = self._scheduler
         if scheduler.to_start and self._env_hosts:
             tickets, scheduler.to_start = scheduler.to_start, []
@@ -157,6 +160,11 @@ class Coordinator(Actor):
         if scheduler.to_discard and trainer.done():
             discarded, scheduler.to_discard = scheduler.to_discard, []
             self.node.tell(trainer.result(), Discard(discarded))
+
+    def end(self) -> None:
+        """The run ends: what comes back is still counted, but nothing more is started."""
+        self._over = True
+        self._scheduler.close()
 
     def _start(self, tickets: list[Ticket]) -> None:
         shares: dict[Ref, list[Ticket]] = {}

@@ -225,6 +225,7 @@ class Run:
             pipeline = self._pipeline(node, coordinator, peers, facts)
             return await self._drive(pipeline, facts)
         finally:
+            coordinator.end()
             finding.cancel()
             starting.cancel()
             await asyncio.gather(finding, starting, return_exceptions=True)
