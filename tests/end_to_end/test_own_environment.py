@@ -1,0 +1,40 @@
+"""The files that a user copies: an environment and a reward of their own, and a Hugging Face model as the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import Run, balance, trained
+from tests.end_to_end.tiny_model import make_model
+from tests.support.running import ROOT
+
+MY_ENV = ROOT / "examples" / "my_env.yaml"
+SMALL = ("train.steps=3", "train.groups_per_step=2", "train.group_size=4", "evaluation.episodes=2")
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_a_users_own_environment_trains_a_hugging_face_model(tmp_path: Path, engine: str) -> None:
+    make_model(tmp_path / "model")
+    job = [str(MY_ENV), "policy.path=model", f"rollout.engine={engine}", *SMALL]
+    ended = trained(tmp_path, *job, timeout_s=240.0)
+    assert (ended.status, ended.leftovers) == (0, []), ended
+    run = Run.latest(tmp_path)
+    assert [step["version"] for step in run.steps()] == [1, 2, 3]
+    for step in run.steps():
+        assert step["trajectories"] == 8
+        assert 8 <= step["tokens"] <= 8 * 4 * 8  # at most 4 turns of at most 8 tokens
+        assert step["staleness_max"] <= 1
+        assert step["ratio_mean"] == pytest.approx(1.0, abs=0.05)
+    for sample in run.samples():
+        speaker, text = sample["transcript"][0]
+        assert (speaker, text) == ("observation", "Guess a number from 1 to 9.")
+        guesses = sum(speaker == "action" for speaker, _ in sample["transcript"])
+        right = sample["transcript"][-1][1] == "Right!"
+        assert sample["success"] == right
+        if not sample["ticket"].startswith("e"):  # the return divided by the guesses, as my_env.py says
+            assert sample["reward"] == pytest.approx(1.0 / guesses if right else 0.0)
+    counts = balance(ended.stdout)
+    assert counts["trained"] == 3 * 8
+    assert counts.pop("admitted") == sum(counts.values())
