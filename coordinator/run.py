@@ -31,7 +31,7 @@ from coordinator.checkpoints import Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator
 from coordinator.facts import Facts
 from coordinator.job import Job
-from coordinator.messages import Join, Role, Welcome
+from coordinator.messages import ROLES, Join, Role, Welcome
 from coordinator.metadata import open_store
 from coordinator.metadata.protocol import StoreError
 from coordinator.observe.progress import INTERRUPTED, Progress
@@ -244,8 +244,12 @@ class Run:
         )
 
     def _write_address(self, ref: Ref) -> None:
-        """Where the admin shell finds a run on this machine."""
-        (self._directory.path / ADDRESS_FILE).write_text(ref.node.control + "\n")
+        """Where the admin shell finds a run on this machine, and roles elsewhere find it."""
+        address = ref.node.control
+        (self._directory.path / ADDRESS_FILE).write_text(f"{address}\n")
+        missing = [role for role in ROLES if role not in self._launch.local_roles]
+        if missing:
+            self._progress.note(f"waiting at {address} for {', '.join(missing)}: start-ROLE --join {address}")
 
     def _record_join(self, join: Join, node: Node, facts: Facts) -> None:
         if join.node.name != CONTROL:
