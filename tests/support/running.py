@@ -46,13 +46,13 @@ class Command:
         self._name = name
         self._mark = f"{os.getpid()}-{time.time_ns()}"
         self._shared_before = _shared_memory()
-        temporary = directory / "tmp"
-        temporary.mkdir(exist_ok=True)
+        self.temporary = directory / f"{name}.tmp"
+        self.temporary.mkdir()
         settings = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(temporary),
+            "TMPDIR": str(self.temporary),
             **environment,
             MARK: self._mark,
         }
@@ -191,7 +191,7 @@ def started(
         yield command
     finally:
         command.kill()
-        shutil.rmtree(directory / "tmp", ignore_errors=True)
+        shutil.rmtree(command.temporary, ignore_errors=True)
 
 
 class Ended:
