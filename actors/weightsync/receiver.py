@@ -6,6 +6,7 @@ Digests are not taken here but where the engine loads the tensors.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -45,8 +46,9 @@ async def fetch(node: Node, source: Ref, manifest: Manifest) -> StagedVersion:
     filled = dict.fromkeys(buffers, 0)
     about = f"version {manifest.version}"
     stream = node.stream(source, Fetch(manifest.version), Block, timeout_s=BLOCK_TIMEOUT_S, lane=Lane.BULK, about=about)
-    async for block in stream:
-        _place(block, buffers, filled, about)
+    async with contextlib.aclosing(stream) as blocks:
+        async for block in blocks:
+            _place(block, buffers, filled, about)
     short = [name for name, count in filled.items() if count != buffers[name].nbytes]
     if short:
         raise IncompleteVersion(f"{about}: {len(short)} tensors are incomplete, first {short[0]}")

@@ -37,16 +37,16 @@ from actors.proxy.messages import (
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Manifest, Receipt, ReceiptRefused, size_bytes, verify
 from actors.weightsync.messages import EngineJoined, EngineLeft, Publish, Published
-from bus.message import BusError, PeerLost, PeerRestarted, RemoteError
+from bus.message import BusError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 RETRY_AFTER_S = 0.5
+"""By then the news has come if the engine is the reason."""
 STAGE_TIMEOUT_S = 300.0
 COMMAND_TIMEOUT_S = 300.0
-LOSSES = (PeerLost.__name__, PeerRestarted.__name__)
 
 
 class EngineGone(RuntimeError):
@@ -171,8 +171,6 @@ class WeightSync(Actor):
             if task.done():
                 return task.result()
             raise EngineGone(f"it left: {member.gone.result()}")
-        except (PeerLost, PeerRestarted) as error:
-            raise EngineGone(str(error)) from None
         finally:
             task.cancel()
 
@@ -189,17 +187,12 @@ class WeightSync(Actor):
         return time.time() - start
 
     async def _command(self, command: Suspend | Update | Resume, about: str) -> Done:
-        """Both answers of a proxy command; the second one is returned. What the proxy lost is the engine."""
+        """Both answers of a proxy command; the second one is returned."""
         progress: Any = Progress
         done: Done | None = None
         answers = self.node.stream(self._proxy, command, progress, timeout_s=COMMAND_TIMEOUT_S, about=about)
-        try:
-            async for answer in answers:
-                done = answer if isinstance(answer, Done) else done
-        except RemoteError as error:
-            if error.kind in LOSSES:
-                raise EngineGone(str(error)) from None
-            raise
+        async for answer in answers:
+            done = answer if isinstance(answer, Done) else done
         if done is None:
             raise EngineGone(f"{type(command).__name__} was accepted but never done")
         return done

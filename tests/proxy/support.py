@@ -71,6 +71,8 @@ class ScriptedHost(Actor):
         self.fails_stage: list[str] = []
         self.stages_at_once = asyncio.Event()  # closed: a version does not arrive
         self.stages_at_once.set()
+        self.suspends_at_once = asyncio.Event()
+        self.suspends_at_once.set()
         self.manifest: Manifest | None = None
         self.wrong_receipts = 0  # how many of the next ones are for a tensor that differs
 
@@ -94,6 +96,7 @@ class ScriptedHost(Actor):
     @handler
     async def suspend(self, message: HostSuspend) -> Acknowledged:
         self.log.append("suspend")
+        await self.suspends_at_once.wait()
         return Acknowledged()
 
     @handler(concurrent=True)

@@ -36,6 +36,12 @@ from tests.proxy.scripted_engine import ScriptedEngine
 from tests.support.loops import run, settle, until
 
 
+@pytest.fixture(autouse=True)
+def _no_idle_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever happens, happens because of an order or of work that is there."""
+    monkeypatch.setattr("actors.proxy.engines.host.IDLE_WAIT_S", 1_000.0)
+
+
 def manifest(version: int) -> Manifest:
     facts = {"w": TensorFact("float32", (2,), "digest of w")}
     return Manifest(version, "float32", facts, np.zeros(4, np.int32), np.zeros(3, np.float32))

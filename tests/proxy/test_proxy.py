@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from actors.core import Actor, Ref, handler
+from actors.core import Actor, Node, Ref, handler
 from actors.proxy.messages import (
     Abort,
     Accepted,
     Acknowledged,
+    Add,
+    Progress,
     Remove,
     Resume,
     Served,
@@ -21,7 +24,7 @@ from actors.proxy.messages import (
 from actors.proxy.proxy import MAX_MOVES, NoEngineLeft
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from bus.message import PeerLost, RemoteError
-from tests.proxy.support import World, world
+from tests.proxy.support import Asker, World, request, world
 from tests.support.loops import run, until
 
 CRASH = "process ended: killed by SIGKILL"
@@ -260,12 +263,16 @@ def test_the_first_answer_to_a_command_does_not_wait_for_the_engine() -> None:
     async def test() -> None:
         async with world(["e0"]) as made:
             host = await made.serve("e0")
-            await host.node.close()  # it will never answer
-            answers = made.node.stream(made.proxy.ref, Suspend("e0"), object, timeout_s=5)
+            host.suspends_at_once.clear()
+            progress: Any = Progress
+            answers = made.node.stream(made.proxy.ref, Suspend("e0"), progress, timeout_s=5)
             assert await anext(aiter(answers)) == Accepted("e0")
+            second = asyncio.ensure_future(anext(answers))
+            await until(lambda: host.log == ["suspend"])
+            assert not second.done()
             die(made, "e0", restarting=False)
             with pytest.raises(PeerLost, match="SIGKILL"):
-                await anext(answers)
+                await second
 
     run(test())
 
@@ -363,18 +370,23 @@ def test_queued_requests_fail_when_the_last_engine_goes_before_it_ever_served() 
 
 def test_an_answer_of_an_engine_that_was_declared_dead_does_no_harm() -> None:
     async def test() -> None:
-        async with world(["e0", "e1"]) as made:
+        async with world(["e0", "e1"]) as made, Node("elsewhere") as node:
             first, second = await made.serve("e0"), await made.serve("e1")
-            await made.add("t/0")
+            asker = Asker()
+            ref = await node.spawn(lambda: asker, "asker")
+            await made.node.ask(made.proxy.ref, Add(request("t/0"), ref), Accepted, timeout_s=5)
             await until(lambda: first.held)
             die(made, "e0", restarting=True)
             await until(lambda: second.held)
-            first.answer("t/0")  # it was only slow
+            first.answer("t/0")  # it was only slow, and whoever asked has not heard of its death
+            await until(lambda: asker.finished)
+            made.node.tell(made.proxy.ref, Served("e0", ["t/0"], 1))
             await until(lambda: made.proxy._counters["late_answers"])
             assert made.proxy._where == {"t/0": "e1"}  # e1's answer is still expected
             second.answer("t/0")
             await until(lambda: not made.proxy._where)
-            assert made.asker.finished == [("t/0", "e0"), ("t/0", "e1")]
+            await until(lambda: len(asker.finished) == 2)
+            assert asker.finished == [("t/0", "e0"), ("t/0", "e1")]
             assert (await made.engine("e1")).in_flight == 0
 
     run(test())
