@@ -118,6 +118,8 @@ class ScriptedProxy(Actor):
         self.faults = faults
         self.version = 0
         self.holds: Callable[[GenerateRequest], bool] = lambda request: False
+        self.accepts = asyncio.Event()
+        self.accepts.set()
         self.held: dict[str, Ref] = {}
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -130,6 +132,7 @@ class ScriptedProxy(Actor):
         self.requests.append(request)
         if self.faults.hits(ticket, "proxy is silent"):
             await asyncio.Event().wait()
+        await self.accepts.wait()
         self.held[id_] = message.reply_to
         if self.faults.hits(ticket, "engine fails"):
             self.node.tell(self.held.pop(id_), RequestFailed(id_, "engine e0: killed"))
@@ -153,7 +156,11 @@ class ScriptedProxy(Actor):
     @handler
     async def abort(self, message: Abort) -> None:
         self.aborted.append(message.request_id)
-        if message.request_id in self.held:
+        if message.request_id not in self.held:
+            return
+        if self.faults.hits(message.request_id.partition("/")[0], "engine dies"):
+            self.node.tell(self.held.pop(message.request_id), RequestFailed(message.request_id, "engine e0: killed"))
+        else:
             self.answer(message.request_id, "aborted")
 
     @handler

@@ -351,13 +351,31 @@ def test_what_an_engine_generates_for_is_aborted_when_it_is_stopped() -> None:
     run(test())
 
 
-def test_an_engine_that_fails_what_was_stopped_does_not_change_the_reason() -> None:
+def test_an_engine_that_dies_over_what_was_stopped_does_not_change_the_reason() -> None:
     async def test() -> None:
         async with world() as made:
             made.proxy.holds = lambda request: True
-            made.start("t1", faults={"t1": "engine fails"})
+            made.start("t1", faults={"t1": "engine dies"})
+            await until(lambda: made.proxy.held)
             made.node.tell(made.host, Stop(["t1"], "straggler"))
             assert await outcome_of(made, "t1") == ("lost", "straggler")
+            assert (await made.describe()).counters == {"lost_straggler": 1}
+
+    run(test())
+
+
+def test_a_request_that_was_not_there_yet_when_it_was_aborted_is_aborted_again() -> None:
+    async def test() -> None:
+        async with world(turn_timeout_s=1_000.0) as made:
+            made.proxy.holds = lambda request: True
+            made.proxy.accepts.clear()
+            made.start("t1")
+            await until(lambda: made.proxy.requests)
+            made.node.tell(made.host, Stop(["t1"], "straggler"))
+            await until(lambda: made.proxy.aborted)
+            made.proxy.accepts.set()
+            assert await outcome_of(made, "t1") == ("lost", "straggler")
+            assert made.proxy.aborted == ["t1/0", "t1/0"]
 
     run(test())
 
