@@ -261,7 +261,7 @@ def test_everything_adds_up_whatever_happens() -> None:
 
 @pytest.mark.deep
 def test_everything_adds_up_in_long_runs_too() -> None:
-    run_state_machine_as_test(SchedulerMachine, settings=_settings(examples=2_000, steps=150))
+    run_state_machine_as_test(SchedulerMachine, settings=_settings(examples=600, steps=150))
 
 
 def _settings(*, examples: int, steps: int) -> settings:
