@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -99,13 +99,19 @@ def read_settings(spec: ChildSpec, type_: type[S]) -> S:
     return msgspec.convert(spec.settings, type_)
 
 
-def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> int:
-    """``work`` sets up actors and returns what to await at the end. Returns the exit status."""
+def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> NoReturn:
+    """``work`` sets up actors and returns what to await at the end. Ends the process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.argv[1], type=ChildSpec)
     configure_logging(spec.name, Path(spec.log_directory), job=spec.job)
-    return asyncio.run(_run(spec, work))
+    status = asyncio.run(_run(spec, work))
+    # Everything is closed by now. Taking the interpreter down in good order takes seconds once torch is loaded, and for
+    # ever where a thread of the work hangs.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Finish]]) -> int:

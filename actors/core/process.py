@@ -89,7 +89,8 @@ class Child:
         """Ask it to end, without waiting; ``watch`` no longer reports it."""
         self._stopping = True
         if self.running:
-            self._process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)  # Popen.terminate would reap it, past asyncio, if it is dead already
 
     async def stop(self) -> None:
         """Ask it to end, then kill it; returns once it is gone."""

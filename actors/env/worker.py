@@ -7,7 +7,6 @@ deadlines and kills a worker whose code hangs.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,4 +86,4 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(work))
+    run_child(work)

@@ -8,7 +8,6 @@ rank 0 publishes.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -166,4 +165,4 @@ def _build(settings: RankSettings) -> Backend:
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(work))
+    run_child(work)

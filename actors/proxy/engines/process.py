@@ -6,7 +6,7 @@ that it is ready, and reports its spans until it is stopped.
 
 from __future__ import annotations
 
-import sys
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ import msgspec
 from actors.core.hosting import ChildContext, read_settings, run_child
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.host import EngineHost
-from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.engines.protocol import Engine, EngineLimits
 from actors.proxy.messages import Acknowledged, EngineReady
 from actors.telemetry import Spans, report_spans
 
@@ -38,14 +38,7 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     settings = read_settings(context.spec, EngineProcessSettings)
     name = context.spec.name
     start = time.monotonic()
-    engine = make_engine(
-        settings.kind,
-        Path(settings.policy_directory),
-        max_sequences=settings.limits.max_sequences,
-        max_model_len=settings.limits.max_model_len,
-        dtype=settings.dtype,
-        seed=settings.seed,
-    )
+    engine = _build(settings)
     spans = Spans(name)
     proxy = context.parent(settings.proxy_actor)
     host = await context.node.spawn(lambda: EngineHost(name, engine, proxy, spans, context.fail), "engine", restarts=0)
@@ -55,9 +48,25 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     return _nothing
 
 
+def _build(settings: EngineProcessSettings) -> Engine:
+    """Takes seconds, in which the loop does not run: being told to stop ends the process there and then."""
+    handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        return make_engine(
+            settings.kind,
+            Path(settings.policy_directory),
+            max_sequences=settings.limits.max_sequences,
+            max_model_len=settings.limits.max_model_len,
+            dtype=settings.dtype,
+            seed=settings.seed,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 async def _nothing() -> None:
     """The node stops the actor, and the actor the engine."""
 
 
 if __name__ == "__main__":
-    sys.exit(run_child(work))
+    run_child(work)
