@@ -86,8 +86,8 @@ class PeerLost(BusError):
     """The node is gone: its process ended, it closed, it stopped answering heartbeats, or it cannot be reached."""
 
 
-class PeerRestarted(BusError):
-    """The receiver is a new incarnation: the caller decides whether to ask again."""
+class PeerRestarted(PeerLost):
+    """The incarnation that was addressed is gone and has a successor: the caller decides whether to ask that one."""
 
 
 class NoSuchActor(BusError):
