@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 PARENT_SILENCE_S = 60.0
 EXIT_WORK_FAILED = 3
 
-END_S = 10.0
+END_S = 5.0
 """From the reason to end to the end itself, at most."""
 
 

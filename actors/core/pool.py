@@ -127,23 +127,28 @@ class WorkerPool(Actor):
         self.kill(name)
 
     def kill(self, name: str) -> None:
-        """End a worker that hangs; a successor is started."""
+        """End a worker that hangs; a successor is started, and from now on waited for."""
+        self._withdraw(name, "it hung and was killed")
         self._children[name].kill()
+
+    def _withdraw(self, name: str, reason: str) -> None:
+        """Fail what waits for a worker; nobody is handed it any more."""
+        future = self._refs[name]
+        if future.done() and future.exception() is None:
+            self.node.unwatch(name)
+            self.node.lose(future.result().node, reason)
+            self._refs[name] = asyncio.get_running_loop().create_future()
 
     def _on_death(self, name: str, reason: str) -> None:
         if self._stopping:
             return
-        self.node.unwatch(name)
         now = asyncio.get_running_loop().time()
         deaths = self._deaths[name]
         deaths.append(now)
         while deaths and now - deaths[0] > WINDOW_S:
             deaths.popleft()
         log.error("%s", reason)
-        future = self._refs[name]
-        if future.done() and future.exception() is None:
-            self.node.lose(future.result().node, reason)
-            self._refs[name] = asyncio.get_running_loop().create_future()
+        self._withdraw(name, reason)
         if len(deaths) > RESTARTS:
             self._give_up(name, f"died {len(deaths)} times in {WINDOW_S:g} s; last: {reason}")
         else:
