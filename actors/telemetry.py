@@ -20,21 +20,21 @@ KEPT = 10_000
 """Spans kept while nobody takes them; the oldest go first."""
 
 
-class SpanRecord(msgspec.Struct, frozen=True):
-    """Something that took time."""
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """Somebody did something for a while."""
 
-    lane: str  # process or role: "engine-0", "trainer"
-    kind: str  # "generate", "train", "swap", ...
+    lane: str  # who: "engine-0", "trainer", "env", "weightsync"
+    kind: str  # what: "generate", "train", "publish", "swap", "evaluate", "reset"
     start: float  # seconds since the epoch
-    end: float
-    version: int = -1
+    end: float  # >= start
+    version: int = -1  # of the weights concerned; -1 is none
     detail: str = ""
 
 
 class SpansTaken(msgspec.Struct, frozen=True):
     """A batch on its way to the coordinator."""
 
-    spans: list[SpanRecord]
+    spans: list[Span]
 
 
 class Spans:
@@ -43,12 +43,12 @@ class Spans:
     def __init__(self, lane: str) -> None:
         self._lane = lane
         self._lock = threading.Lock()
-        self._done: deque[SpanRecord] = deque(maxlen=KEPT)
+        self._done: deque[Span] = deque(maxlen=KEPT)
         self._open: dict[str, tuple[float, float]] = {}
 
     def add(self, kind: str, start: float, end: float, *, version: int = -1, detail: str = "") -> None:
         with self._lock:
-            self._done.append(SpanRecord(self._lane, kind, start, end, version, detail))
+            self._done.append(Span(self._lane, kind, start, end, version, detail))
 
     def busy(self, kind: str, start: float, end: float) -> None:
         """Another piece of continuing work."""
@@ -58,14 +58,14 @@ class Spans:
                 self._open[kind] = (opened[0], end)
                 return
             if opened is not None:
-                self._done.append(SpanRecord(self._lane, kind, *opened))
+                self._done.append(Span(self._lane, kind, *opened))
             self._open[kind] = (start, end)
 
-    def take(self) -> list[SpanRecord]:
+    def take(self) -> list[Span]:
         """Everything so far, open pieces included."""
         with self._lock:
             for kind, (start, end) in self._open.items():
-                self._done.append(SpanRecord(self._lane, kind, start, end))
+                self._done.append(Span(self._lane, kind, start, end))
             self._open.clear()
             done = list(self._done)
             self._done.clear()

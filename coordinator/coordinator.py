@@ -44,7 +44,6 @@ from coordinator.scheduling.rolling import RollingScheduler
 
 log = logging.getLogger(__name__)
 
-NODE_SILENCE_S = 30.0
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
@@ -65,6 +64,7 @@ class Coordinator(Actor):
         spans: Callable[[SpansTaken], None],
         desk: AdminDesk,
         warn: Callable[[str], None],
+        silence_s: float,
     ) -> None:
         self._scheduler = scheduler
         self._welcome = welcome
@@ -73,6 +73,7 @@ class Coordinator(Actor):
         self._spans = spans
         self._desk = desk
         self._warn = warn
+        self._silence_s = silence_s
         self._joins: dict[str, Join] = {}
         self._roles: dict[Role, asyncio.Future[Ref]] = {}
         self._env_hosts: list[Ref] = []
@@ -81,6 +82,7 @@ class Coordinator(Actor):
         self._over = False
         self.losses: dict[str, str] = {}  # reason -> what the last such loss said
         self._turn = itertools.count()
+        self._learner: LearnerVersion | None = None
 
     async def on_start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -102,7 +104,7 @@ class Coordinator(Actor):
         self._joins[name] = message
         self._joined(message)
         if name != self.node.address.name:
-            self.node.watch(message.node, silence_s=NODE_SILENCE_S, on_lost=lambda why: self._node_lost(name, why))
+            self.node.watch(message.node, silence_s=self._silence_s, on_lost=lambda why: self._node_lost(name, why))
         return self._welcome
 
     def _node_lost(self, name: str, why: str) -> None:
@@ -122,6 +124,8 @@ class Coordinator(Actor):
     async def announce(self, message: Announce) -> Announced:
         if message.role == "env":
             self._env_hosts.append(message.ref)
+            if self._learner is not None:  # it joins a run that is under way
+                self.node.tell(message.ref, self._learner)
         future = self._roles[message.role]
         if not future.done():
             future.set_result(message.ref)
@@ -212,8 +216,9 @@ class Coordinator(Actor):
 
     def learner_version(self, version: int, alpha: int) -> None:
         """Tell all env hosts which trajectories may still be trained on."""
+        self._learner = LearnerVersion(version, alpha)
         for host in self._env_hosts:
-            self.node.tell(host, LearnerVersion(version, alpha))
+            self.node.tell(host, self._learner)
 
     async def evaluate(self, tickets: list[Ticket], timeout_s: float) -> list[Outcome]:
         """Run evaluation tickets to their outcomes. Raises ``TimeoutError`` naming how many are missing."""

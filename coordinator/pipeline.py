@@ -46,10 +46,6 @@ class PipelineStuck(RuntimeError):
     """A wait of the loop passed its deadline; the message says what was there and what was missing."""
 
 
-class EnginesLost(RuntimeError):
-    """A version reached no engine."""
-
-
 class Peers(msgspec.Struct, frozen=True):
     """The actors that the loop talks to."""
 

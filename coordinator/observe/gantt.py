@@ -15,9 +15,9 @@ from itertools import accumulate
 
 import msgspec
 
+from actors.telemetry import Span
 from coordinator.observe.overlap import Interval, length, union
 from coordinator.observe.page import escaped
-from coordinator.observe.records import Span
 from coordinator.observe.text import duration, percent
 
 COLOURS = {"generate": 1, "train": 2, "swap": 3, "publish": 4, "evaluate": 5, "reset": 6}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from coordinator.observe.records import Span
+from actors.telemetry import Span
 
 Interval = tuple[float, float]
 

@@ -6,6 +6,7 @@ Invariant: recording never stops a run silently and never fails it: a record tha
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,13 +16,15 @@ from actors.env.messages import Outcome
 from actors.telemetry import SpansTaken
 from coordinator.observe.lines import LineWriter, read_lines
 from coordinator.observe.progress import Progress
-from coordinator.observe.records import EvalRecord, SampleRecord, Span, StepRecord, decode_metric, moving_average
+from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord, decode_metric, moving_average
 from coordinator.observe.report import write_report
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.trackers import open_trackers
 
 SAMPLES_PER_STEP = 1
 REPORT_EVERY_S = 20.0
+RATE_STEPS = 5
+"""Steps over which sampled tokens are counted: generation comes in bursts between two batches."""
 
 
 class Sampled(NamedTuple):
@@ -56,6 +59,10 @@ class StepFacts:
         self.sampled = sampled
 
 
+def _rate(earlier: Sampled, later: Sampled) -> float:
+    return (later.tokens - earlier.tokens) / max(later.at - earlier.at, 1e-9)
+
+
 class Recorder:
     """See the module docstring."""
 
@@ -67,7 +74,7 @@ class Recorder:
         self._timeline = LineWriter(run.timeline)
         self._started = time.monotonic() - elapsed_s
         self._trend = _last_trend(run) if resumed_version is not None else None
-        self._sampled = Sampled(0, time.monotonic())
+        self._sampled = deque([Sampled(0, time.monotonic())], maxlen=RATE_STEPS)
         self._last_report = time.monotonic()
 
     @property
@@ -76,7 +83,7 @@ class Recorder:
 
     def generation_starts(self) -> None:
         """Rates count from here: nobody generates while the parts are started."""
-        self._sampled = Sampled(self._sampled.tokens, time.monotonic())
+        self._sampled = deque([Sampled(self._sampled[-1].tokens, time.monotonic())], maxlen=RATE_STEPS)
 
     def step(self, facts: StepFacts) -> StepRecord:
         """Record one step."""
@@ -97,7 +104,7 @@ class Recorder:
             success_rate=float(np.mean([outcome.success for outcome in facts.outcomes])),
             trajectories=len(facts.outcomes),
             tokens=sum(outcome.sampled_tokens for outcome in facts.outcomes),
-            tokens_per_s=(facts.sampled.tokens - self._sampled.tokens) / max(facts.sampled.at - self._sampled.at, 1e-9),
+            tokens_per_s=_rate(self._sampled[0], facts.sampled),
             staleness_mean=float(staleness.mean()),
             staleness_max=int(staleness.max()),
             in_flight=facts.in_flight,
@@ -111,7 +118,7 @@ class Recorder:
             seconds=facts.seconds,
             turns_mean=float(np.mean([outcome.turns for outcome in facts.outcomes])),
         )
-        self._sampled = facts.sampled
+        self._sampled.append(facts.sampled)
         for tracker in self._trackers:
             tracker.log_step(record)
         self.progress.step(record)
@@ -150,10 +157,7 @@ class Recorder:
 
     def spans(self, message: SpansTaken) -> None:
         """Keep spans for the timeline."""
-        self._timeline.write_all(
-            Span(lane=s.lane, kind=s.kind, start=s.start, end=s.end, version=s.version, detail=s.detail)
-            for s in message.spans
-        )
+        self._timeline.write_all(message.spans)
 
     def close(self, status: str) -> None:
         """Write the last report; nothing is recorded afterwards."""

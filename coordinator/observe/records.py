@@ -29,7 +29,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     success_rate: float  # 0 to 1, of the trajectories trained on
     trajectories: int  # trained on
     tokens: int  # trained on (sampled tokens, no prompts)
-    tokens_per_s: float  # sampled by all engines, since the step before
+    tokens_per_s: float  # sampled by all engines, over the last steps
     staleness_mean: float  # versions between the learner and a trajectory's initiating version
     staleness_max: int
     in_flight: int  # trajectories running when the step ended
@@ -52,17 +52,6 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     success: float  # 0 to 1
     return_mean: float  # of the environment's own rewards, undiscounted
     turns_mean: float
-
-
-class Span(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Somebody did something for a while."""
-
-    lane: str  # who: "engine-0", "trainer", "env", "weightsync"
-    kind: str  # what: "generate", "train", "publish", "swap", "evaluate", "reset"
-    start: float  # seconds since the epoch
-    end: float  # >= start
-    version: int = -1  # of the weights concerned; -1 is none
-    detail: str = ""
 
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):

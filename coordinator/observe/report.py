@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from actors.telemetry import Span
 from coordinator.observe.charts import Band, Point, Series, chart
 from coordinator.observe.gantt import timeline
 from coordinator.observe.lines import read_lines, replace_file
 from coordinator.observe.overlap import overlap
 from coordinator.observe.page import escaped, folded, page, table, tiles
-from coordinator.observe.records import EvalRecord, SampleRecord, Span, StepRecord, decode_metric, decode_sample
+from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord, decode_metric, decode_sample
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.text import count, duration, lost, number, percent, whole
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,14 @@ import yaml
 from kazoo.client import KazooClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from actors.telemetry import Span
 from coordinator.observe.overlap import Overlap, overlap
-from coordinator.observe.records import Span
-from tests.end_to_end.runs import FROZENLAKE, Run, balance, trained, training
-from tests.support.running import Command, Ended, ran, started
+from tests.end_to_end.runs import FROZENLAKE, ROLES, Run, balance, separate_processes, trained, training
+from tests.support.running import Command, Ended, ran
 from tests.support.zookeeper import zookeeper_servers
 
 TIMEOUT_S = 300.0
 ADMIN = "coordinator.commands.admin"
-ROLES = ("proxy", "env", "reward", "trainer", "weightsync")
 
 
 def check_learned(run: Run, ended: Ended) -> None:
@@ -207,15 +206,7 @@ def admin(directory: Path, *words: str) -> Any:
 
 
 def test_it_learns_as_separate_processes_and_takes_orders_meanwhile(tmp_path: Path) -> None:
-    arguments = ["coordinator", str(FROZENLAKE), "rollout.engine=torch", "--runs", str(tmp_path / "runs")]
-    with ExitStack() as stack:
-        start = "coordinator.commands.start"
-        lead = stack.enter_context(started(start, *arguments, directory=tmp_path, name="coordinator"))
-        address = lead.wait_for(r"--join (tcp://\S+)", timeout_s=60.0)[1]
-        roles: dict[str, Command] = {}
-        for role in reversed(ROLES):  # those that need others first
-            words = [role, "--join", address, "--name", f"{role}-node"]
-            roles[role] = stack.enter_context(started(start, *words, directory=tmp_path, name=role))
+    with separate_processes(tmp_path, "rollout.engine=torch") as (lead, roles):
         lead.wait_for("step 3/", timeout_s=TIMEOUT_S)
         take_orders(lead)
         status = lead.wait(timeout_s=TIMEOUT_S)

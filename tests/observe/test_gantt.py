@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from actors.telemetry import Span
 from coordinator.observe.gantt import TimeAxis, joined, time_ticks, timeline
-from coordinator.observe.records import Span
 
 
 def span(lane: str, kind: str, start: float, end: float, version: int = -1) -> Span:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from actors.telemetry import Span
 from coordinator.observe.overlap import overlap
-from coordinator.observe.records import Span
 
 
 def span(lane: str, kind: str, start: float, end: float) -> Span:

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 
 from actors.core import Actor, Node, handler
-from actors.telemetry import KEPT, MERGE_GAP_S, MERGE_LENGTH_S, SpanRecord, Spans, SpansTaken, report_spans
+from actors.telemetry import KEPT, MERGE_GAP_S, MERGE_LENGTH_S, Span, Spans, SpansTaken, report_spans
 from tests.support.loops import run, until
 
 
 def test_a_span_is_kept_as_it_was_told() -> None:
     spans = Spans("engine-0")
     spans.add("swap", 10.0, 10.5, version=3, detail="x")
-    assert spans.take() == [SpanRecord("engine-0", "swap", 10.0, 10.5, 3, "x")]
+    assert spans.take() == [Span("engine-0", "swap", 10.0, 10.5, 3, "x")]
     assert spans.take() == []
 
 
@@ -52,7 +52,7 @@ def test_only_the_newest_are_kept_while_nobody_takes_them() -> None:
 
 class Telemetry(Actor):
     def __init__(self) -> None:
-        self.spans: list[SpanRecord] = []
+        self.spans: list[Span] = []
 
     @handler
     async def take(self, message: SpansTaken) -> None:
