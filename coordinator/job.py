@@ -44,7 +44,7 @@ class CoordinatorSettings(Settings, frozen=True):
     store: str = "embedded"  # or zk://host:port,host:port; several ensembles separated by ";"
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
-    silence_s: float = 20.0  # a process without a sign of life for this long is dead
+    silence_s: float = 20.0  # a process or node without a sign of life for this long is dead
     trusted_network: bool = False
 
 

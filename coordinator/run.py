@@ -212,6 +212,7 @@ class Run:
             spans=self._recorder.spans,
             desk=AdminDesk(self._state, self._scheduler),
             warn=self._progress.warn,
+            silence_s=self._launch.job.coordinator.silence_s,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         self._write_address(ref)

@@ -44,7 +44,6 @@ class RoleNotTaken(RuntimeError):
 
 
 JOIN_TIMEOUT_S = 60.0
-COORDINATOR_SILENCE_S = 60.0
 
 
 def parser(role: str) -> argparse.ArgumentParser:
@@ -149,15 +148,15 @@ async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, ov
     join = Join(node.address, [role], os.getpid(), encode(affinity))
     about = f"is a coordinator listening at {arguments.join}?"
     welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
-    node.watch(
-        coordinator.node,
-        silence_s=COORDINATOR_SILENCE_S,
-        on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
-    )
     directory = _local_directory(welcome)
     configure_logging(node.address.name, directory / "logs", job=welcome.run)
     try:
         job = msgspec.json.decode(welcome.job, type=Job)
+        node.watch(
+            coordinator.node,
+            silence_s=job.coordinator.silence_s,
+            on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
+        )
         context = RoleContext(
             node,
             coordinator,
