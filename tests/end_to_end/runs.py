@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from tests.support.running import ROOT, Command, Ended, ran, started
 
 FROZENLAKE = ROOT / "examples" / "frozenlake.yaml"
 TRAIN = "coordinator.commands.train"
+START = "coordinator.commands.start"
+ROLES = ("proxy", "env", "reward", "trainer", "weightsync")
 
 TINY = (
     "rollout.engine=torch",
@@ -37,6 +39,21 @@ def trained(directory: Path, *arguments: str, timeout_s: float, name: str = "") 
     return ran(
         TRAIN, *arguments, "--runs", str(directory / "runs"), directory=directory, timeout_s=timeout_s, name=name
     )
+
+
+@contextmanager
+def separate_processes(directory: Path, *overrides: str) -> Iterator[tuple[Command, dict[str, Command]]]:
+    """The quick start as a coordinator and a process for each role, over tcp; roles start in an order in which most
+    have to wait for others."""
+    arguments = ["coordinator", str(FROZENLAKE), *overrides, "--runs", str(directory / "runs")]
+    with ExitStack() as stack:
+        lead = stack.enter_context(started(START, *arguments, directory=directory, name="coordinator"))
+        address = lead.wait_for(r"--join (tcp://\S+)", timeout_s=60.0)[1]
+        roles = {}
+        for role in reversed(ROLES):
+            words = [role, "--join", address, "--name", f"{role}-node"]
+            roles[role] = stack.enter_context(started(START, *words, directory=directory, name=role))
+        yield lead, roles
 
 
 class Run:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
-from tests.end_to_end.runs import FROZENLAKE, TINY, Run, training
+import pytest
+
+from tests.end_to_end.runs import FROZENLAKE, TINY, Run, separate_processes, training
 from tests.end_to_end.story import START_S, Story, goes_on
+from tests.support.zookeeper import running_servers
 
 
 def test_a_killed_engine_is_restarted_brought_to_the_version_and_the_run_goes_on(story: Story) -> None:
@@ -56,4 +60,47 @@ def test_an_engine_that_dies_again_ends_the_run_by_name_with_a_checkpoint(tmp_pa
         assert "killed by SIGKILL" in last
         assert "Traceback" not in command.stdout + command.stderr
         steps = Run.latest(tmp_path).steps()
+    assert Run.latest(tmp_path).checkpoint()["version"] == steps[-1]["version"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("role", ["proxy", "env", "reward", "trainer", "weightsync"])
+def test_a_killed_role_of_a_run_in_separate_processes_ends_it_by_name(tmp_path: Path, role: str) -> None:
+    with separate_processes(tmp_path, *TINY, "train.steps=100000", "coordinator.silence_s=4") as (lead, roles):
+        lead.wait_for("step 3/", timeout_s=START_S)
+        roles[role].send(signal.SIGKILL)
+        assert lead.wait(timeout_s=START_S) == 1, lead.said()
+        last = lead.stderr.strip().splitlines()[-1]
+        # Either the watch over the node says so, or whoever waited for it at that moment.
+        assert re.search(rf"^error: control: .*node {role}-node.* is lost: no sign of life for ", last), lead.said()
+        for name, command in roles.items():
+            assert command.wait(timeout_s=START_S) == (-signal.SIGKILL if name == role else 0), command.said()
+        for command in (lead, *roles.values()):
+            assert command.leftovers(grace_s=1.0) == []
+
+
+@pytest.mark.deep
+def test_the_roles_of_a_killed_coordinator_end_by_themselves(tmp_path: Path) -> None:
+    with separate_processes(tmp_path, *TINY, "train.steps=100000", "coordinator.silence_s=4") as (lead, roles):
+        lead.wait_for("step 3/", timeout_s=START_S)
+        lead.send(signal.SIGKILL)
+        for name, command in roles.items():
+            assert command.wait(timeout_s=START_S) == 1, command.said()
+            assert f"{name}-node: lost the coordinator: no sign of life for " in command.stdout
+        for command in (lead, *roles.values()):
+            assert command.leftovers(grace_s=1.0) == []
+
+
+@pytest.mark.deep
+def test_a_metadata_store_that_dies_ends_the_run_by_name_with_a_checkpoint(tmp_path: Path) -> None:
+    with running_servers(count=1) as (server,):
+        store = [f"coordinator.store=zk://{server.address}", "coordinator.store_timeout_s=3"]
+        with training(tmp_path, str(FROZENLAKE), *TINY, "train.steps=100000", *store) as command:
+            command.wait_for("step 3/", timeout_s=START_S)
+            server.kill()
+            assert command.wait(timeout_s=START_S) == 1, command.said()
+            assert command.leftovers() == []
+            assert f"zk://{server.address}" in command.stderr
+            assert "Traceback" not in command.stdout + command.stderr
+            steps = Run.latest(tmp_path).steps()
     assert Run.latest(tmp_path).checkpoint()["version"] == steps[-1]["version"]
