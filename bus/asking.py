@@ -231,11 +231,11 @@ class Asking:
     def on_answer(self, header: Header, frames: Sequence[Frame]) -> None:
         """A REPLY or an ERROR."""
         asked = self._asked.get(header.id)
-        if asked is not None and _meant(asked.to, header) and not asked.future.done():
+        if asked is not None and asked.to.name == header.sender.name and not asked.future.done():
             self._settle(asked, header, frames)
             return
         reading = self._reading.get(header.id)
-        if reading is not None and _meant(reading.to, header) and header.kind is Kind.ERROR:
+        if reading is not None and reading.to.name == header.sender.name and header.kind is Kind.ERROR:
             reading.end(self._error(reading.what, frames))
             return
         self._wire.counters["late_answers"] += 1
@@ -260,7 +260,7 @@ class Asking:
     def on_item(self, header: Header, frames: Sequence[Frame]) -> None:
         """An ITEM or the END of a stream."""
         reading = self._reading.get(header.id)
-        if reading is None or not _meant(reading.to, header):
+        if reading is None or reading.to.name != header.sender.name:
             self._wire.counters["late_items"] += 1
             return
         if header.sequence != reading.expected:
@@ -295,11 +295,6 @@ class Asking:
                 asked.future.set_exception(PeerLost(f"{asked.what}: {why}"))
         for reading in self._reading.values():
             reading.end(PeerLost(f"{reading.what}: {why}"))
-
-
-def _meant(asked: NodeAddress, header: Header) -> bool:
-    """Whether an answer comes from whom we asked."""
-    return asked.name == header.sender.name and asked.epoch in (0, header.sender.epoch)
 
 
 def _decode(decoder: Decoder[T], header: Header, frames: Sequence[Frame]) -> T:

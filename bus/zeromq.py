@@ -80,7 +80,7 @@ class ZeroMQTransport:
         self._receive = receive
         for lane, router in self._routers.items():
             self._loop.add_reader(router.fileno(), self._drain, lane)
-            self._loop.call_soon(self._drain, lane)
+            self._loop.call_soon(self._drain, lane)  # what came before may have been signalled already
 
     def _drain(self, lane: Lane) -> None:
         """Deliver what has arrived. The descriptor signals only what is new, so whatever is left needs a call of its

@@ -44,6 +44,8 @@ class Fragile(Actor):
 
     @handler(concurrent=True)
     async def fail_beside(self, message: Mark) -> None:
+        if message.text == "while another handler runs":
+            await self.entered.wait()
         raise ValueError(message.text)
 
     @handler
@@ -146,15 +148,19 @@ async def test_a_failing_concurrent_tell_restarts_the_actor_but_not_under_a_runn
     factory = Factory()
     async with Node("n") as node:
         ref = await node.spawn(factory, "fragile")
-        node.tell(ref, Mark("beside"))
-        waiting = asyncio.create_task(node.ask(ref, Wait(), Total, timeout_s=10))
-        await waiting
-        await total(node, ref)
-        log = factory.log
-    begun, ended = (next(n for n, line in enumerate(log) if line.endswith(what)) for what in ("wait", "waited"))
-    assert ended == begun + 1, "no hook ran while the handler did"
-    assert "0 failure: beside" in log
-    assert "1 start" in log
+        node.tell(ref, Mark("while another handler runs"))
+        await node.ask(ref, Wait(), Total, timeout_s=10)
+        await until(lambda: len(factory.made) == 2)
+        assert await total(node, ref, 1) == 1
+    assert factory.log == [
+        "0 start",
+        "0 wait",
+        "0 waited",
+        "0 failure: while another handler runs",
+        "0 stop",
+        "1 start",
+        "1 stop",
+    ]
 
 
 async def test_a_restart_ends_the_concurrent_handlers_of_the_failed_actor() -> None:
@@ -167,6 +173,16 @@ async def test_a_restart_ends_the_concurrent_handlers_of_the_failed_actor() -> N
         with pytest.raises(NoSuchActor, match="stopped while it handled WaitBeside"):
             await waiting
         assert await total(node, ref, 1) == 1
+
+
+async def test_a_concurrent_message_whose_handler_is_ended_before_its_first_step_is_answered() -> None:
+    async with Node("n") as node:
+        ref = await node.spawn(Factory(), "fragile")
+        waiting = asyncio.create_task(node.ask(ref, WaitBeside(), Total, timeout_s=10))
+        await asyncio.sleep(0)  # it is in the mailbox, and the actor takes both messages in one go
+        node.tell(ref, Fail())
+        with pytest.raises(NoSuchActor, match="stopped while it handled WaitBeside"):
+            await waiting
 
 
 async def test_two_failures_of_one_actor_cost_one_restart() -> None:
