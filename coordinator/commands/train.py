@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -147,7 +148,11 @@ def run(launch: Launch, directory: RunDirectory) -> int:
     progress.note(f"run directory: {directory.path}")
     if launch.resume is not None:
         progress.note(f"resuming from version {launch.resume.version}")
-    return asyncio.run(_start(launch, directory, progress))
+    try:
+        return asyncio.run(_start(launch, directory, progress))
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):  # the exit status is settled
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _start(launch: Launch, directory: RunDirectory, progress: Progress) -> int:
