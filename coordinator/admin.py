@@ -29,6 +29,7 @@ class RunState:
         self.success: float | None = None
         self.evaluation: float | None = None
         self.started = time.monotonic()
+        self.pauses = 0
         self.going = asyncio.Event()
         self.going.set()
 
@@ -75,6 +76,7 @@ class AdminDesk:
 
     def pause(self) -> Changed:
         self._state.going.clear()
+        self._state.pauses += 1
         self._scheduler.close()
         return Changed("paused: nothing is admitted or trained until 'resume'; what runs goes on to its end")
 

@@ -208,8 +208,11 @@ class Coordinator(Actor):
         self.flush()
 
     def _note_loss(self, outcome: Outcome) -> None:
-        """People hear of the first of a kind; the log has them all."""
+        """People hear of the first of a kind; the log has them all. Members that are only stopped with their group have
+        nothing to say."""
         detail = " ".join(outcome.detail.split())
+        if not detail:
+            return
         if outcome.reason not in self.losses:
             self._warn(f"trajectory {outcome.ticket} is lost, {outcome.reason}: {detail}")
         self.losses[outcome.reason] = detail
@@ -265,7 +268,9 @@ class Coordinator(Actor):
 
     @handler
     async def unpause(self, message: Unpause) -> Changed:
-        return self._desk.unpause()
+        changed = self._desk.unpause()
+        self.flush()
+        return changed
 
     @handler
     async def set_alpha(self, message: SetAlpha) -> Changed:

@@ -183,29 +183,37 @@ class Pipeline:
 
     async def _take(self) -> Taken:
         """Wait for B complete groups that are fresh enough. Raises ``PipelineStuck`` saying what there is."""
-        timeout_s = self._job.scheduling.batch_timeout_s
         start = time.time()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (self._scheduler.ready() and self._state.going.is_set()):
-                    self._batch_ready.clear()
-                    if self._publishing is not None and self._publishing.done():
-                        self._publishing.result()  # a publication that failed ends the wait for what it would bring
-                    await self._state.going.wait()
-                    await self._batch_ready.wait()
-        except TimeoutError:
-            scheduler = self._scheduler
-            in_flight, buffered = scheduler.counts()
-            losses = "".join(f"; {reason}: {detail}" for reason, detail in self._coordinator.losses.items())
-            raise PipelineStuck(
-                f"no batch within {timeout_s:g} s: {scheduler.complete_groups} of {scheduler.rules.groups_per_step} "
-                f"groups are complete, {in_flight} trajectories in flight, {buffered} buffered; "
-                f"ledger: {scheduler.ledger.balance()}{losses}"
-            ) from None
+        while not (self._scheduler.ready() and self._state.going.is_set()):
+            await self._state.going.wait()  # as long as a person likes
+            pauses = self._state.pauses
+            try:
+                async with asyncio.timeout(self._job.scheduling.batch_timeout_s):
+                    await self._batch()
+            except TimeoutError:
+                if self._state.pauses == pauses:
+                    raise self._stuck() from None
         taken = self._scheduler.take()
         self._coordinator.flush()
         self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
         return taken
+
+    async def _batch(self) -> None:
+        while not self._scheduler.ready():
+            self._batch_ready.clear()
+            if self._publishing is not None and self._publishing.done():
+                self._publishing.result()  # a publication that failed ends the wait for what it would bring
+            await self._batch_ready.wait()
+
+    def _stuck(self) -> PipelineStuck:
+        scheduler = self._scheduler
+        in_flight, buffered = scheduler.counts()
+        losses = "".join(f"; {reason}: {detail}" for reason, detail in self._coordinator.losses.items())
+        return PipelineStuck(
+            f"no batch within {self._job.scheduling.batch_timeout_s:g} s: {scheduler.complete_groups} of "
+            f"{scheduler.rules.groups_per_step} groups are complete, {in_flight} trajectories in flight, {buffered} "
+            f"buffered; ledger: {scheduler.ledger.balance()}{losses}"
+        )
 
     async def _train(self, taken: Taken, version: int, waited_s: float) -> Trained:
         """One step on the batch: from ``version`` to the next, which is on record when this returns."""
