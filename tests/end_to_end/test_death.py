@@ -22,9 +22,9 @@ def test_a_killed_engine_is_restarted_brought_to_the_version_and_the_run_goes_on
 
 
 def test_a_killed_environment_worker_is_restarted_and_the_run_goes_on(story: Story) -> None:
-    assert "process env-worker-0" in story.sigterm.stderr
-    assert "is lost, env_worker_died: " in story.sigterm.stdout
-    assert story.sigterm.checkpoint["scheduler"]["balance"]["lost"]["env_worker_died"] > 0
+    assert re.search(r"^error: control: process env-worker-0 .* killed by SIGKILL", story.sigterm.stderr, re.MULTILINE)
+    lost = story.sigterm.checkpoint["scheduler"]["balance"]["lost"]
+    assert lost.keys() <= {"interrupted", "env_worker_died"}  # what it played then, if anything, and nothing else
 
 
 def test_a_killed_trainer_ends_the_run_by_name_and_the_last_checkpoint_is_there(story: Story) -> None:
