@@ -7,6 +7,7 @@ anything is started.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +69,15 @@ class JobError(ValueError):
     """A job that cannot be run as written; one line for the user."""
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 takes ``1e-5`` for text; here it is the number that everybody means by it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def load(path: Path, overrides: list[str] | None = None) -> Job:
     """Read a job file and apply overrides (``train.steps=10``). Raises ``JobError``."""
     try:
@@ -75,7 +85,7 @@ def load(path: Path, overrides: list[str] | None = None) -> Job:
     except OSError as error:
         raise JobError(f"{path}: cannot be read: {error.strerror}") from None
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise JobError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
@@ -100,7 +110,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise JobError(f"override {override!r}: expected key.path=value")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise JobError(f"override {override!r}: the value is not valid YAML") from None
     *parents, last = key.split(".")

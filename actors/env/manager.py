@@ -23,7 +23,7 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.env.episode import Episode, Lost
-from actors.env.framing import Framing
+from actors.env.framing import ActionNotOneToken, Framing
 from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
@@ -237,7 +237,10 @@ class EnvHost(Actor):
         """One turn: what the policy answers to an observation."""
         episode.check(self._learner)
         episode.state = "engine"
-        allowed = self._framing.allowed(observation.actions) if observation.actions else None
+        try:
+            allowed = self._framing.allowed(observation.actions) if observation.actions else None
+        except ActionNotOneToken as error:
+            raise Lost("env_failed", str(error)) from None
         completion = await self._generate(episode, allowed)
         if completion.finish_reason == "aborted":
             raise Lost(episode.stop_reason or "aborted", "aborted while it generated")

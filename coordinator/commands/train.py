@@ -118,6 +118,7 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
         affinity = build_affinity_map(probe())
         job, placement = resolve(settled(convert(directory.read_job(), str(directory.job_file), overrides)), affinity)
         check_job(job, job_directory)
+        check_resumable(job, convert(directory.read_job(), str(directory.job_file), []))
         if dry_run:
             print(describe(job, placement))
             return 0
@@ -133,6 +134,18 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
             resume_directory=Checkpoints(directory.checkpoints, 1).path(checkpoint.version),
         )
         return run(launch, directory)
+
+
+def check_resumable(job: Job, before: Job) -> None:
+    """Refuse, before anything is written, what the checkpoint cannot be loaded into. Raises ``JobError``."""
+    facts = {
+        "policy": (job.policy, before.policy),
+        "train.backend": (job.train.backend, before.train.backend),
+        "train.tensor_parallel": (job.train.tensor_parallel, before.train.tensor_parallel),
+    }
+    for key, (now, then) in facts.items():
+        if now != then:
+            raise JobError(f"{key}: a resumed run keeps the one it began with ({then}); found {now}")
 
 
 def newest(directory: RunDirectory) -> RunCheckpoint:

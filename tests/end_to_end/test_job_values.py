@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
-from coordinator.job import JobError, convert
+from coordinator.job import JobError, convert, load
 from coordinator.resources.resolve import resolve
 from hwprobe import build_affinity_map, probe
 
@@ -69,3 +71,11 @@ def test_what_does_not_fit_the_policy_is_refused_by_name(overrides: list[str], k
     with pytest.raises(JobError) as refused:
         resolve(job, build_affinity_map(probe()))
     assert str(refused.value).startswith(f"{key}: ")
+
+
+def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("train: {learning_rate: 1e-5}\n")
+    assert load(path, []).train.learning_rate == 1e-5
+    assert load(path, ["train.learning_rate=2E-4"]).train.learning_rate == 2e-4
+    assert load(path, ["name=1e-5x"]).name == "1e-5x"
