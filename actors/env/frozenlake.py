@@ -12,6 +12,9 @@ and a row's number; a walk reads ::
 (without the blanks). With a byte-level tokenizer a turn costs three tokens, the action included, the whole walk stays
 in view, and the two tokens before every action are the position: a policy from random weights learns this in about
 half the steps that a longer form such as ``0,1>`` takes.
+
+With ``neighbours`` a position is followed by the four tiles around it, in the order of the actions, ``#`` beyond the
+edge: ``a1#FF#``, then ``b1SHF#``. It is what a walker sees who looks around; the way to the goal is still to be found.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from collections.abc import Sequence
 from string import ascii_lowercase
 
 from gymnasium import Env
-from gymnasium.envs.toy_text.frozen_lake import MAPS, FrozenLakeEnv
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
+from actors.env.frozenlake_maps import RandomMaps, checked_map, named_map
 from actors.env.protocol import Observation, Step
 
 ACTIONS = ("L", "D", "R", "U")
 """In Gymnasium's order: the index of a letter is the action's number."""
 
 _NUMBER = {letter: number for number, letter in enumerate(ACTIONS)}
+_AROUND = ((0, -1), (1, 0), (0, 1), (-1, 0))  # row and column, in the order of the actions
 
 
 class FrozenLake:
@@ -39,64 +44,79 @@ class FrozenLake:
         "top). Answer with one letter: L (left), D (down), R (right) or U (up)."
     )
 
-    def __init__(self, map_name: str = "4x4", map: Sequence[str] | None = None, slippery: bool = False) -> None:
-        """``map`` gives the rows explicitly, e.g. ``["SF", "HG"]``, and then ``map_name`` is not used.
+    def __init__(
+        self,
+        map_name: str = "4x4",
+        map: Sequence[str] | None = None,
+        slippery: bool = False,
+        *,
+        size: int = 4,
+        frozen: float = 0.8,
+        neighbours: bool = False,
+    ) -> None:
+        """``map_name`` is 4x4, 8x8 or random: a map for each task, ``size`` x ``size``, each tile but the corners
+        frozen with probability ``frozen``. ``map`` gives the rows explicitly, e.g. ``["SF", "HG"]``, and then
+        ``map_name`` is not used.
 
         Raises ``ValueError`` for a map that cannot be played.
         """
-        rows = _named_map(map_name) if map is None else _checked_map(map)
-        self._columns = len(rows[0])
-        self._map = " ".join(rows)
-        self._goals = {index for index, tile in enumerate("".join(rows)) if tile == "G"}
-        self._lake: Env[int, int] = FrozenLakeEnv(desc=rows, is_slippery=slippery)
-        self._here = [self._position(state) for state in range(len(rows) * self._columns)]
+        self._slippery = slippery
+        self._neighbours = neighbours
+        if neighbours:
+            self.system_prompt += (
+                " After the position come the tiles to its left, below, to its right and above; # is the edge."
+            )
+        self._maps = RandomMaps(size, frozen) if map is None and map_name == "random" else None
+        self._lake: Env[int, int] | None = None
+        if self._maps is None:
+            self._lay(named_map(map_name) if map is None else checked_map(map))
 
     def reset(self, task: int) -> Observation:
-        """All tasks share the map; the task seeds the slips (and the start, where a map has several S)."""
-        state, _ = self._lake.reset(seed=task)
+        """The task seeds the map if that is random, the slips, and the start where a map has several S."""
+        if self._maps is not None:
+            self._lay(self._maps.draw(task))
+        state, _ = self._laid().reset(seed=task)
         self._state = int(state)
-        return Observation(f"{self._map}\n{self._here[self._state].text}", ACTIONS)
+        return Observation(f"{' '.join(self._rows)}\n{self._here[self._state].text}", ACTIONS)
 
     def step(self, action: str) -> Step:
         """Move; text that is none of the four letters wastes the turn and repeats the position."""
         number = _NUMBER.get(action.strip().upper())
         if number is None:
             return Step(self._here[self._state])
-        state, reward, terminated, _, _ = self._lake.step(number)
+        state, reward, terminated, _, _ = self._laid().step(number)
         self._state = int(state)
         return Step(
             self._here[self._state],
             reward=float(reward),
             terminated=bool(terminated),
-            success=self._state in self._goals if terminated else None,
+            success=self._tile(*self._place(self._state)) == "G" if terminated else None,
         )
 
     def close(self) -> None:
         """Release Gymnasium's resources."""
-        self._lake.close()
+        if self._lake is not None:
+            self._lake.close()
 
-    def _position(self, state: int) -> Observation:
-        row, column = divmod(state, self._columns)
-        return Observation(f"{ascii_lowercase[column]}{row + 1}", ACTIONS)
+    def _lay(self, rows: list[str]) -> None:
+        """Play on this map from now on."""
+        self.close()
+        self._rows = rows
+        self._lake = FrozenLakeEnv(desc=rows, is_slippery=self._slippery)
+        self._here = [self._position(*self._place(state)) for state in range(len(rows) * len(rows[0]))]
 
+    def _laid(self) -> Env[int, int]:
+        if self._lake is None:
+            raise RuntimeError("step: expected reset before it, since the task chooses the map")
+        return self._lake
 
-def _named_map(name: str) -> list[str]:
-    if name not in MAPS:
-        raise ValueError(f"map_name: expected one of {', '.join(sorted(MAPS))}, found {name!r}")
-    return list(MAPS[name])
+    def _place(self, state: int) -> tuple[int, int]:
+        return divmod(state, len(self._rows[0]))
 
+    def _tile(self, row: int, column: int) -> str:
+        inside = 0 <= row < len(self._rows) and 0 <= column < len(self._rows[0])
+        return self._rows[row][column] if inside else "#"
 
-def _checked_map(rows: Sequence[str]) -> list[str]:
-    if isinstance(rows, str) or not rows or not all(isinstance(row, str) and row for row in rows):
-        raise ValueError(f"map: expected a list of rows such as [SF, HG], found {rows!r}")
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError(f"map: expected rows of one length, found lengths {[len(row) for row in rows]}")
-    if len(rows[0]) > len(ascii_lowercase):
-        raise ValueError(f"map: expected at most {len(ascii_lowercase)} columns, found {len(rows[0])}")
-    tiles = set("".join(rows))
-    if not tiles <= set("SFHG"):
-        raise ValueError(f"map: expected only the tiles S, F, H and G, found {sorted(tiles - set('SFHG'))}")
-    for tile, meaning in (("S", "start"), ("G", "goal")):
-        if tile not in tiles:
-            raise ValueError(f"map: expected at least one {meaning} ({tile}), found none in {list(rows)}")
-    return list(rows)
+    def _position(self, row: int, column: int) -> Observation:
+        around = "".join(self._tile(row + down, column + right) for down, right in _AROUND) if self._neighbours else ""
+        return Observation(f"{ascii_lowercase[column]}{row + 1}{around}", ACTIONS)

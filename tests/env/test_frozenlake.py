@@ -65,18 +65,29 @@ def test_an_explicit_map_is_played() -> None:
     assert lake.step("D").success is True
 
 
+def test_the_tiles_around_follow_the_position_where_asked_for() -> None:
+    lake = FrozenLake(neighbours=True)
+    assert lake.reset(0).text == "SFFF FHFH FFFH HFFG\na1#FF#"
+    walk = [lake.step(action).observation.text for action in "DDRRDR"]
+    assert walk == ["a2#FHS", "a3#HFF", "b3FFFH", "c3FFHF", "c4F#GF", "d4F##H"]
+    assert "left, below, to its right and above" in lake.system_prompt
+    assert "#" not in FrozenLake.system_prompt
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"map_name": "5x5"}, "map_name: expected one of 4x4, 8x8, found '5x5'"),
+        ({"map_name": "5x5"}, "map_name: expected one of 4x4, 8x8 or random, found '5x5'"),
         ({"map": ["SF", "G"]}, "map: expected rows of one length, found lengths [2, 1]"),
         ({"map": ["SX", "FG"]}, "map: expected only the tiles S, F, H and G, found ['X']"),
         ({"map": ["SF", "FF"]}, "map: expected at least one goal (G), found none in ['SF', 'FF']"),
         ({"map": ["S" + "F" * 26, "G" * 27]}, "map: expected at most 26 columns, found 27"),
+        ({"map_name": "random", "size": 1}, "size: expected 2 to 26 rows and columns, found 1"),
+        ({"map_name": "random", "frozen": 0.0}, "frozen: expected a probability above 0 and at most 1, found 0.0"),
         ({"map": "SFFG"}, "map: expected a list of rows such as [SF, HG], found 'SFFG'"),
     ],
 )
 def test_a_map_that_cannot_be_played_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match="map") as caught:
+    with pytest.raises(ValueError, match="expected") as caught:
         FrozenLake(**options)  # type: ignore[arg-type]
     assert str(caught.value) == message
