@@ -71,5 +71,5 @@ class TrainSettings(Settings, frozen=True):
     scale_advantages: bool = True  # divide by the group's standard deviation
     aggregation: Literal["token", "sequence"] = "token"  # how per-token losses are averaged
     entropy_bonus: float = 0.0
-    micro_batch_tokens: int = 8192  # padded tokens of one forward pass
+    micro_batch_tokens: int = 8192  # computed tokens of one forward pass: padding counts, a shared prefix once
     step_timeout_s: float = 600.0

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from actors.policy import Qwen3Shape
@@ -73,3 +74,29 @@ def batch(seed: int, segments: int = 9, **changes: Any) -> TrainBatch:
         without = sequence(rng, "t-flat", 20, advantage=0.0)
         sequences.insert(3, without)
     return TrainBatch(sequences=sequences, allowed_sets=SETS)
+
+
+def tree_batch(seed: int, segments: int = 14, **changes: Any) -> TrainBatch:
+    """Segments that begin with a part of an earlier one, sampled tokens included, with losses of their own.
+
+    Among them are equal ones, one that is a prefix of another, and one whose only predicted token is its second.
+    """
+    rng = np.random.default_rng(seed)
+    sequences = [sequence(rng, "t0", 40)]
+    for i in range(1, segments):
+        origin = sequences[rng.integers(max(0, i - 6), i)]
+        kept = int(rng.integers(len(origin.tokens) // 2, len(origin.tokens) + 1))
+        tail = sequence(rng, f"t{i}", int(rng.integers(2, 9)))
+        joined = {
+            name: np.concatenate([getattr(origin, name)[:kept], getattr(tail, name)])
+            for name in ("tokens", "loss_mask", "logprobs", "allowed")
+        }
+        joined["logprobs"] = np.where(joined["loss_mask"], joined["logprobs"] + rng.normal(0, 0.1), 0)
+        joined["logprobs"] = joined["logprobs"].astype(np.float32)
+        sequences.append(msgspec.structs.replace(tail, **joined))
+    short = sequence(rng, "t-short", 2)
+    twin = msgspec.structs.replace(sequences[2], ticket="t-twin", advantage=-1.5)
+    prompt_only = np.concatenate([np.zeros(20, np.uint8), sequences[1].loss_mask[20:]])
+    masked = msgspec.structs.replace(sequences[1], ticket="t-masked", loss_mask=prompt_only, advantage=0.5)
+    sequences += [short, twin, masked]
+    return TrainBatch([msgspec.structs.replace(each, **changes) for each in sequences], SETS)

@@ -29,6 +29,9 @@ from actors.trainer.checkpointing import Layout, load_rank, save_rank
 class PolicyBackend(ABC):
     """See ``actors.trainer.backends.protocol.Backend``."""
 
+    computes_trees = False
+    """Whether ``_hidden_states`` takes micro-batches that are a row of trees."""
+
     def __init__(
         self,
         *,
@@ -48,6 +51,10 @@ class PolicyBackend(ABC):
     @abstractmethod
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Last hidden state [M, H] at ``positions`` of the flattened ``tokens`` [B, T], which pad on the right."""
+
+    def _hidden_states(self, micro: MicroBatch) -> torch.Tensor:
+        """Last hidden state [M, H] that predicts each sampled token."""
+        return self._hidden(micro.tokens, micro.positions)
 
     @abstractmethod
     def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
@@ -73,7 +80,7 @@ class PolicyBackend(ABC):
         check(batch, self._vocabulary)
         counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
         owners = [sequence.ticket for sequence in batch.sequences]
-        packer = Packer(batch, token_weights(owners, counts, self._settings.aggregation), self._device)
+        packer = self._packer(batch, token_weights(owners, counts, self._settings.aggregation))
         statistics = Statistics(total=sum(counts))
         for learn in (True, False):
             indices = [i for i, sequence in enumerate(batch.sequences) if self._learns(sequence.advantage) == learn]
@@ -87,12 +94,15 @@ class PolicyBackend(ABC):
             raise NotFinite(f"the loss is not finite in {len(tickets)} trajectories: {', '.join(tickets)}", tickets)
         return statistics.means()
 
+    def _packer(self, batch: TrainBatch, weights: np.ndarray) -> Packer:
+        return Packer(batch, weights, self._device, trees=self.computes_trees)
+
     def _learns(self, advantage: float) -> bool:
         return advantage != 0.0 or self._settings.entropy_bonus != 0.0
 
     def _forward_backward(self, micro: MicroBatch, statistics: Statistics) -> None:
         settings = self._settings
-        new, entropy = sampled_logprobs(self._hidden(micro.tokens, micro.positions), self._head, micro)
+        new, entropy = sampled_logprobs(self._hidden_states(micro), self._head, micro)
         tokens = token_loss(
             new,
             new.detach(),  # one optimiser step a batch: the policy before it is the policy now
@@ -121,9 +131,9 @@ class PolicyBackend(ABC):
         check(batch, self._vocabulary)
         result = [np.zeros(len(sequence.tokens), dtype=np.float32) for sequence in batch.sequences]
         everything = list(range(len(batch.sequences)))
-        packer = Packer(batch, np.zeros(len(everything)), self._device)
+        packer = self._packer(batch, np.zeros(len(everything)))
         for micro in packer.micro_batches(everything, self._settings.micro_batch_tokens):
-            values, _ = sampled_logprobs(self._hidden(micro.tokens, micro.positions), self._head, micro)
+            values, _ = sampled_logprobs(self._hidden_states(micro), self._head, micro)
             for sequence, place, value in zip(micro.sequence, micro.place, values.cpu().numpy(), strict=True):
                 result[sequence][place] = value
         return result

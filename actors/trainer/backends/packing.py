@@ -1,10 +1,12 @@
-"""A batch of segments as padded micro-batches, holding of each segment only what its loss depends on.
+"""A batch of segments as micro-batches, holding of each segment only what its loss depends on.
 
 Invariant: every sampled token of the batch is in exactly one micro-batch, with the weight that it has in the whole
 batch's loss; so gradients summed over micro-batches do not depend on how the batch was cut.
 
-A segment is cut behind the token before its last sampled one (nothing later is predicted), segments of like length
-share a micro-batch, and padding stands on the right, where causal attention never looks.
+A segment is cut behind the token before its last sampled one (nothing later is predicted). Then either segments of
+like length share a micro-batch, padded on the right, where causal attention never looks; or, for a backend that can
+compute on trees, a micro-batch is one row in which each shared prefix lies once. Sampled tokens that share a place
+there keep a loss term each.
 """
 
 from __future__ import annotations
@@ -15,8 +17,12 @@ import msgspec
 import numpy as np
 import torch
 
+from actors.trainer.backends.prefixes import Forest, Row
 from actors.trainer.backends.protocol import TrainBatch, TrainSequence
 from actors.trajectory import FULL_VOCABULARY
+
+WORTHWHILE = 0.9
+"""Trees are laid out where they need at most this share of the padded tokens: their attention costs some gathering."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -28,10 +34,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class MicroBatch(msgspec.Struct, frozen=True):
-    """B rows of at most T tokens and the M sampled tokens that they predict."""
+    """B rows of at most T tokens, or one row of trees, and the M sampled tokens that they predict."""
 
     tokens: torch.Tensor  # int64 [B, T], padded with 0
     positions: torch.Tensor  # int64 [M], index into the flattened [B * T] of the position that predicts the token
+    row: Row | None  # the trees, where ``tokens`` is one row of them
     choices: list[Choice]
     temperature: torch.Tensor  # float32 [M]
     behaviour: torch.Tensor  # float32 [M]
@@ -103,30 +110,48 @@ def rows_by_length(lengths: list[int], budget: int) -> Iterator[list[int]]:
 class Packer:
     """Cuts one batch into micro-batches on ``device``.
 
-    ``weights`` float64 [segments] is what ``token_weights`` returned for the whole batch.
+    ``weights`` float64 [segments] is what ``token_weights`` returned for the whole batch. ``trees``: whether shared
+    prefixes may be computed once; they are where that saves enough.
     """
 
-    def __init__(self, batch: TrainBatch, weights: np.ndarray, device: torch.device) -> None:
+    def __init__(self, batch: TrainBatch, weights: np.ndarray, device: torch.device, *, trees: bool = False) -> None:
         self._sequences = batch.sequences
         self._weights = weights
         self._device = device
+        self._trees = trees
         self._allowed_sets, self._renumbered = deduplicate(batch.allowed_sets)
         self._sampled = [np.flatnonzero(sequence.loss_mask) for sequence in batch.sequences]
 
     def micro_batches(self, indices: list[int], budget: int) -> Iterator[MicroBatch]:
-        """The sampled tokens of the segments ``indices``, at most ``budget`` padded tokens at a time. Raises
-        ``BatchError`` where a sampled token is not in its allowed set."""
+        """The sampled tokens of the segments ``indices``, at most ``budget`` computed tokens at a time, padding
+        included. Raises ``BatchError`` where a sampled token is not in its allowed set."""
         kept = [i for i in indices if self._sampled[i].size]
-        for group in rows_by_length([int(self._sampled[i][-1]) for i in kept], budget):
-            yield self._pack([kept[g] for g in group])
+        lengths = [int(self._sampled[i][-1]) for i in kept]
+        groups = list(rows_by_length(lengths, budget))
+        if self._trees and kept:
+            rows = Forest([self._sequences[i].tokens[:n] for i, n in zip(kept, lengths, strict=True)]).rows(budget)
+            padded = sum(len(group) * lengths[group[0]] for group in groups)
+            if sum(len(row.tokens) for row in rows) <= WORTHWHILE * padded:
+                yield from (self._pack_row(row, kept) for row in rows)
+                return
+        yield from (self._pack_padded([kept[g] for g in group]) for group in groups)
 
-    def _pack(self, group: list[int]) -> MicroBatch:
+    def _pack_padded(self, group: list[int]) -> MicroBatch:
         lengths = [int(self._sampled[i][-1]) for i in group]
-        counts = [self._sampled[i].size for i in group]
         width = max(lengths)
         tokens = np.zeros((len(group), width), dtype=np.int64)
         for row, (i, length) in enumerate(zip(group, lengths, strict=True)):
             tokens[row, :length] = self._sequences[i].tokens[:length]
+        positions = [row * width + self._sampled[i] - 1 for row, i in enumerate(group)]
+        return self._pack(group, tokens, positions, None)
+
+    def _pack_row(self, row: Row, kept: list[int]) -> MicroBatch:
+        group = [kept[path.sequence] for path in row.paths]
+        positions = [path.places[self._sampled[i] - 1] for path, i in zip(row.paths, group, strict=True)]
+        return self._pack(group, row.tokens[None], positions, row)
+
+    def _pack(self, group: list[int], tokens: np.ndarray, positions: list[np.ndarray], row: Row | None) -> MicroBatch:
+        counts = [self._sampled[i].size for i in group]
         place = np.concatenate([self._sampled[i] for i in group])
         sequence = np.repeat(np.asarray(group), counts)
 
@@ -135,7 +160,8 @@ class Packer:
 
         return MicroBatch(
             tokens=self._tensor(tokens),
-            positions=self._tensor(np.repeat(np.arange(len(group)) * width, counts) + place - 1),
+            positions=self._tensor(np.concatenate(positions)),
+            row=row,
             choices=self._choices(group, sequence),
             temperature=per_sequence([self._sequences[i].temperature for i in group]),
             behaviour=self._tensor(self._of_sampled(group, "logprobs").astype(np.float32)),

@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens under the distribution that they were sampled from.
 
-Invariant: temperature first, then the mask of allowed tokens, then log-softmax, in float32; what an engine does when
-it samples (``actors.proxy.engines.protocol``), so that with equal weights the two agree.
+Invariant: temperature first, then the mask of allowed tokens, then log-softmax, in at least float32; what an engine
+does when it samples (``actors.proxy.engines.protocol``), so that with equal weights the two agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def sampled_logprobs(hidden: torch.Tensor, head: Head, micro: MicroBatch) -> tup
     """
     parts = []
     for choice in micro.choices:
-        logits = head(hidden[choice.rows], choice.token_ids).float()
+        logits = head(hidden[choice.rows], choice.token_ids)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits = logits / micro.temperature[choice.rows, None]
         logprobs = logits.log_softmax(dim=-1)
         chosen = logprobs.gather(1, choice.targets[:, None]).squeeze(1)

@@ -1,7 +1,8 @@
 """Training in one process with the transformers model itself, on the CPU or on one GPU.
 
 Invariant: hidden states equal those of the model's own forward pass; where its structure is known, the last layer's
-feed-forward block and the head are computed only at positions whose prediction is trained on.
+feed-forward block and the head are computed only at positions whose prediction is trained on, and prefixes that
+segments share are computed once (see ``prefixes`` and ``shared_attention``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import torch
 from torch import nn
 
 from actors.settings import TrainSettings
+from actors.trainer.backends import shared_attention
 from actors.trainer.backends.common import PolicyBackend
+from actors.trainer.backends.packing import MicroBatch
 from actors.trainer.checkpointing import Layout
 from actors.trainer.model import build_model, hf_state
 
@@ -30,7 +33,9 @@ class TorchBackend(PolicyBackend):
         self._model.eval()  # no dropout: the policy that is trained is the one that was sampled from
         self._decoder: Any = self._model.base_model
         self._lm_head: nn.Linear = self._model.get_output_embeddings()  # type: ignore[operator]
-        self._known = _has_known_structure(self._model)
+        self.computes_trees = _has_known_structure(self._model)
+        if self.computes_trees:
+            self._model.set_attn_implementation(shared_attention.NAME)  # type: ignore[operator]
         torch.manual_seed(seed)
         super().__init__(
             settings=settings,
@@ -41,10 +46,16 @@ class TorchBackend(PolicyBackend):
         )
 
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        if self._known:
-            return _trimmed_forward(self._decoder, tokens, positions)
+        if self.computes_trees:
+            depths = torch.arange(tokens.shape[1], device=tokens.device)
+            return trimmed_forward(self._decoder, tokens, depths, positions)
         hidden: torch.Tensor = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden.flatten(0, 1)[positions]
+
+    def _hidden_states(self, micro: MicroBatch) -> torch.Tensor:
+        if micro.row is None:
+            return super()._hidden_states(micro)
+        return tree_forward(self._decoder, micro)
 
     def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
         weight: torch.Tensor = self._lm_head.weight
@@ -66,19 +77,38 @@ def _has_known_structure(model: nn.Module) -> bool:
     return config.model_type in _KNOWN_STRUCTURE and all(kind == "full_attention" for kind in kinds)
 
 
-def _trimmed_forward(decoder: Any, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The decoder's forward pass (causal, no cache) up to the last attention, then at ``positions`` only.
+def tree_forward(decoder: Any, micro: MicroBatch) -> torch.Tensor:
+    """The decoder's last hidden state at ``micro.positions`` of its row of trees."""
+    if micro.row is None:
+        raise ValueError("expected a micro-batch that is a row of trees, found padded segments")
+    device = micro.tokens.device
+    plan = shared_attention.make_plan(micro.row, device, decoder.embed_tokens.weight.dtype)
+    # Members that diverge at a place predict from it together.
+    positions, members = torch.unique(micro.positions, return_inverse=True)
+    depths = torch.from_numpy(micro.row.depths).to(device)
+    return trimmed_forward(decoder, micro.tokens, depths, positions, plan)[members]
 
-    Padding stands on the right, so that no mask is needed: attention is causal by default.
+
+def trimmed_forward(
+    decoder: Any,
+    tokens: torch.Tensor,
+    depths: torch.Tensor,
+    positions: torch.Tensor,
+    plan: shared_attention.Plan | None = None,
+) -> torch.Tensor:
+    """The decoder's forward pass (no cache) up to the last attention, then at ``positions`` only.
+
+    ``depths`` [T] counts the tokens before each. Without a plan attention is causal, which is transformers' default
+    without a mask, and right where padding stands on the right.
     """
     hidden = decoder.embed_tokens(tokens)
-    position_ids = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    position_ids = depths[None]
     rotary = decoder.rotary_emb(hidden, position_ids)
     *layers, last = decoder.layers
     for layer in layers:
-        hidden = layer(hidden, position_embeddings=rotary, position_ids=position_ids)
+        hidden = layer(hidden, position_embeddings=rotary, position_ids=position_ids, plan=plan)
     attended, _ = last.self_attn(
-        hidden_states=last.input_layernorm(hidden), position_embeddings=rotary, attention_mask=None
+        hidden_states=last.input_layernorm(hidden), position_embeddings=rotary, attention_mask=None, plan=plan
     )
     chosen = hidden.flatten(0, 1)[positions] + attended.flatten(0, 1)[positions]
     chosen = chosen + last.mlp(last.post_attention_layernorm(chosen))
