@@ -13,8 +13,11 @@ and a row's number; a walk reads ::
 in view, and the two tokens before every action are the position: a policy from random weights learns this in about
 half the steps that a longer form such as ``0,1>`` takes.
 
-With ``neighbours`` a position is followed by the four tiles around it, in the order of the actions, ``#`` beyond the
-edge: ``a1#FF#``, then ``b1SHF#``. It is what a walker sees who looks around; the way to the goal is still to be found.
+With ``ways`` a position is followed by what a walker sees who looks around: an arrow for each neighbouring tile that
+can be walked on, in the order of the actions, a dot for a hole or the edge: ``a1.v>.``, then ``b1<.>.``. It tells
+nothing that the map does not, and not which way leads to the goal. Each direction has a character of its own, so that
+a small policy need not learn to count places first: with tiles instead (``a1#FF#``) it learned nothing of the holes
+in twice the steps in which it learned to go around them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ ACTIONS = ("L", "D", "R", "U")
 """In Gymnasium's order: the index of a letter is the action's number."""
 
 _NUMBER = {letter: number for number, letter in enumerate(ACTIONS)}
-_AROUND = ((0, -1), (1, 0), (0, 1), (-1, 0))  # row and column, in the order of the actions
+_WAYS = {"<": (0, -1), "v": (1, 0), ">": (0, 1), "^": (-1, 0)}  # rows and columns, in the order of the actions
 
 
 class FrozenLake:
@@ -52,7 +55,7 @@ class FrozenLake:
         *,
         size: int = 4,
         frozen: float = 0.8,
-        neighbours: bool = False,
+        ways: bool = False,
     ) -> None:
         """``map_name`` is 4x4, 8x8 or random: a map for each task, ``size`` x ``size``, each tile but the corners
         frozen with probability ``frozen``. ``map`` gives the rows explicitly, e.g. ``["SF", "HG"]``, and then
@@ -61,10 +64,10 @@ class FrozenLake:
         Raises ``ValueError`` for a map that cannot be played.
         """
         self._slippery = slippery
-        self._neighbours = neighbours
-        if neighbours:
+        self._ways = ways
+        if ways:
             self.system_prompt += (
-                " After the position come the tiles to its left, below, to its right and above; # is the edge."
+                " After the position come the ways that are safe: <, v, > and ^, a dot for each other."
             )
         self._maps = RandomMaps(size, frozen) if map is None and map_name == "random" else None
         self._lake: Env[int, int] | None = None
@@ -90,7 +93,7 @@ class FrozenLake:
             self._here[self._state],
             reward=float(reward),
             terminated=bool(terminated),
-            success=self._tile(*self._place(self._state)) == "G" if terminated else None,
+            success=self._on("G") if terminated else None,
         )
 
     def close(self) -> None:
@@ -113,10 +116,16 @@ class FrozenLake:
     def _place(self, state: int) -> tuple[int, int]:
         return divmod(state, len(self._rows[0]))
 
-    def _tile(self, row: int, column: int) -> str:
-        inside = 0 <= row < len(self._rows) and 0 <= column < len(self._rows[0])
-        return self._rows[row][column] if inside else "#"
+    def _on(self, tile: str) -> bool:
+        row, column = self._place(self._state)
+        return self._rows[row][column] == tile
 
     def _position(self, row: int, column: int) -> Observation:
-        around = "".join(self._tile(row + down, column + right) for down, right in _AROUND) if self._neighbours else ""
-        return Observation(f"{ascii_lowercase[column]}{row + 1}{around}", ACTIONS)
+        ways = "".join(self._way(arrow, row, column) for arrow in _WAYS) if self._ways else ""
+        return Observation(f"{ascii_lowercase[column]}{row + 1}{ways}", ACTIONS)
+
+    def _way(self, arrow: str, row: int, column: int) -> str:
+        down, right = _WAYS[arrow]
+        y, x = row + down, column + right
+        inside = 0 <= y < len(self._rows) and 0 <= x < len(self._rows[0])
+        return arrow if inside and self._rows[y][x] != "H" else "."

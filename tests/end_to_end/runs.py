@@ -12,6 +12,7 @@ from typing import Any
 from tests.support.running import ROOT, Command, Ended, ran, started
 
 FROZENLAKE = ROOT / "examples" / "frozenlake.yaml"
+FROZENLAKE_MAPS = ROOT / "examples" / "frozenlake-maps.yaml"
 TRAIN = "coordinator.commands.train"
 START = "coordinator.commands.start"
 ROLES = ("proxy", "env", "reward", "trainer", "weightsync")

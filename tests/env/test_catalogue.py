@@ -71,7 +71,7 @@ def test_a_users_class_or_function_is_called_with_the_options_in_their_declared_
             "frozenlake",
             {"slipery": True},
             "environment.options: frozenlake: got an unexpected keyword argument 'slipery' "
-            "(it takes: map_name, map, slippery, size, frozen, neighbours)",
+            "(it takes: map_name, map, slippery, size, frozen, ways)",
         ),
         ("frozenlake", {"slippery": "yes"}, "environment.options.slippery: expected `bool`, got `str`"),
         (

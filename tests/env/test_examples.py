@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.env.protocol import evaluation_task, training_task
 from actors.env.recorder import TrajectoryRecorder
 from actors.env.workbench import Workbench
 from coordinator.job import Job, load
@@ -23,6 +24,16 @@ def test_the_quick_start_job_plays_the_lake() -> None:
     bench = Workbench(job.environment, EXAMPLES, job.reward)
     assert bench.reset("a", 0).text == "SFFF FHFH FFFH HFFG\na1"
     assert [bench.step("a", action).reward for action in "DDRRDR"] == [0, 0, 0, 0, 0, 1]
+    assert job.policy.path is None
+
+
+def test_the_maps_job_poses_other_maps_when_it_measures_and_shows_the_safe_ways() -> None:
+    job = load(EXAMPLES / "frozenlake-maps.yaml")
+    bench = Workbench(job.environment, EXAMPLES, job.reward)
+    assert bench.reset("a", 1).text == "SHFH FFHF FFFF FFFG\na1.v.."
+    assert bench.step("a", "D").observation.text == "a2.v>^"
+    unseen = [bench.reset("b", evaluation_task(index)).text for index in range(50)]
+    assert not set(unseen) & {bench.reset("b", training_task(index)).text for index in range(500)}
     assert job.policy.path is None
 
 

@@ -65,13 +65,13 @@ def test_an_explicit_map_is_played() -> None:
     assert lake.step("D").success is True
 
 
-def test_the_tiles_around_follow_the_position_where_asked_for() -> None:
-    lake = FrozenLake(neighbours=True)
-    assert lake.reset(0).text == "SFFF FHFH FFFH HFFG\na1#FF#"
+def test_the_safe_ways_follow_the_position_where_asked_for() -> None:
+    lake = FrozenLake(ways=True)
+    assert lake.reset(0).text == "SFFF FHFH FFFH HFFG\na1.v>."
     walk = [lake.step(action).observation.text for action in "DDRRDR"]
-    assert walk == ["a2#FHS", "a3#HFF", "b3FFFH", "c3FFHF", "c4F#GF", "d4F##H"]
-    assert "left, below, to its right and above" in lake.system_prompt
-    assert "#" not in FrozenLake.system_prompt
+    assert walk == ["a2.v.^", "a3..>^", "b3<v>.", "c3<v.^", "c4<.>^", "d4<..."]
+    assert "the ways that are safe" in lake.system_prompt
+    assert "safe:" not in FrozenLake.system_prompt
 
 
 @pytest.mark.parametrize(
