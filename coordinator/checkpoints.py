@@ -23,7 +23,7 @@ import msgspec
 from coordinator.scheduling.rolling import SchedulerState
 
 RUN_FILE = "run.json"
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"v(\d+)(?:\.(\d+))?")
 
 
@@ -84,11 +84,15 @@ class Checkpoints:
                 shutil.rmtree(path, ignore_errors=True)
         partial = self._directory / f".partial-v{state.version:05d}-{next(self._attempts)}"
         partial.mkdir()
-        await write_ranks(partial)
-        (partial / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        await asyncio.to_thread(_sync_tree, partial)
-        final = self._next_path(state.version)
-        partial.rename(final)
+        try:
+            await write_ranks(partial)
+            (partial / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+            await asyncio.to_thread(_sync_tree, partial)
+            final = self._next_path(state.version)
+            partial.rename(final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would keep the next one from its place
+            raise
         _sync(self._directory)
         self._prune()
         return final

@@ -1,7 +1,7 @@
 """The coordinator actor: who takes part in a run, which tickets go where, and what came of them.
 
-Invariant: every decision of the scheduler leaves here as a message in the same turn of the loop, and every ticket is
-on exactly one env host until its outcome arrives or that host is gone.
+Invariant: every decision of the scheduler leaves here in the same turn of the loop, as a message that is sent until it
+is answered, and every ticket is on exactly one env host until its outcome arrives or that host is gone.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.core import Actor, Ref, handler
-from actors.env.messages import DescribeEnv, EnvState, LearnerVersion, Outcome, Start, Stop, Ticket
+from actors.env.messages import DescribeEnv, EnvState, LearnerVersion, Noted, Outcome, Start, Stop, Ticket
 from actors.telemetry import SpansTaken
-from actors.trainer.messages import Discard
+from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
 from coordinator.admin import AdminDesk
+from coordinator.losses import LossWatch, TooManyLosses
 from coordinator.messages import (
     ROLES,
     Announce,
@@ -42,13 +43,22 @@ from coordinator.messages import (
 )
 from coordinator.scheduling.rolling import RollingScheduler
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
-EXPECTED_LOSSES = ("stale", "straggler", "aborted")
-"""What the scheduler itself brings about."""
+ORDER_TIMEOUT_S = 60.0
+ORDER_RETRIES = 10
+
+
+class RoleLost(BusError):
+    """A role can no longer do its work; the message says why."""
+
+    def __init__(self, role: Role, node: str, reason: str) -> None:
+        super().__init__(f"{role} on node {node}: {reason}")
+        self.role = role
 
 
 class Coordinator(Actor):
@@ -64,6 +74,7 @@ class Coordinator(Actor):
         spans: Callable[[SpansTaken], None],
         desk: AdminDesk,
         warn: Callable[[str], None],
+        losses: LossWatch,
         silence_s: float,
     ) -> None:
         self._scheduler = scheduler
@@ -80,7 +91,7 @@ class Coordinator(Actor):
         self._where: dict[str, Ref] = {}  # ticket -> env host
         self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
         self._over = False
-        self.losses: dict[str, str] = {}  # reason -> what the last such loss said
+        self._losses = losses
         self._turn = itertools.count()
         self._learner: LearnerVersion | None = None
 
@@ -145,7 +156,7 @@ class Coordinator(Actor):
 
     @handler
     async def role_failed(self, message: RoleFailed) -> None:
-        self._failed(BusError(f"{message.role} on node {message.node}: {message.reason}"))
+        self._failed(RoleLost(message.role, message.node, message.reason))
 
     # ---- tickets -------------------------------------------------------------------------------------------------
 
@@ -163,7 +174,7 @@ class Coordinator(Actor):
         trainer = self._roles["trainer"]
         if scheduler.to_discard and trainer.done():
             discarded, scheduler.to_discard = scheduler.to_discard, []
-            self.node.tell(trainer.result(), Discard(discarded))
+            self.node.background(self._order(trainer.result(), Discard(discarded), Discarded))
 
     def end(self) -> None:
         """The run ends: what comes back is still counted, but nothing more is started."""
@@ -177,7 +188,23 @@ class Coordinator(Actor):
             self._where[ticket.id] = host
             shares.setdefault(host, []).append(ticket)
         for host, share in shares.items():
-            self.node.tell(host, Start(share))
+            self.node.background(self._start_at(host, share))
+
+    async def _start_at(self, host: Ref, tickets: list[Ticket]) -> None:
+        if await self._order(host, Start(tickets), Noted):
+            return
+        for ticket in tickets:
+            if self._where.get(ticket.id) == host:
+                self._ended(Outcome(ticket.id, "lost", "env_host_lost"))
+
+    async def _order(self, to: Ref, message: object, reply: type[T]) -> bool:
+        """Whether an order has arrived, for sure. If not, the watch over its node ends the run or its part in it."""
+        try:
+            await self.node.ask(to, message, reply, timeout_s=ORDER_TIMEOUT_S, retries=ORDER_RETRIES)
+        except BusError as error:
+            log.info("an order has not arrived: %s", error)
+            return False
+        return True
 
     def _stop(self, stops: list[tuple[str, str]]) -> None:
         shares: dict[tuple[Ref, str], list[str]] = {}
@@ -186,16 +213,16 @@ class Coordinator(Actor):
             if host is not None:
                 shares.setdefault((host, reason), []).append(ticket)
         for (host, reason), tickets in shares.items():
-            self.node.tell(host, Stop(tickets, reason))
+            self.node.background(self._order(host, Stop(tickets, reason), Noted))
 
     @handler
-    async def outcome(self, message: Outcome) -> None:
+    async def outcome(self, message: Outcome) -> Noted:
         self._ended(message)
+        return Noted()
 
     def _ended(self, outcome: Outcome) -> None:
         self._where.pop(outcome.ticket, None)
-        if outcome.state == "lost" and outcome.reason not in EXPECTED_LOSSES:
-            self._note_loss(outcome)
+        self._watch_losses(outcome)
         evaluation = self._evaluations.pop(outcome.ticket, None)
         if evaluation is not None:
             if not evaluation.done():
@@ -207,15 +234,15 @@ class Coordinator(Actor):
             self._scheduler.lost(outcome)
         self.flush()
 
-    def _note_loss(self, outcome: Outcome) -> None:
-        """People hear of the first of a kind; the log has them all. Members that are only stopped with their group have
-        nothing to say."""
-        detail = " ".join(outcome.detail.split())
-        if not detail:
-            return
-        if outcome.reason not in self.losses:
-            self._warn(f"trajectory {outcome.ticket} is lost, {outcome.reason}: {detail}")
-        self.losses[outcome.reason] = detail
+    def _watch_losses(self, outcome: Outcome) -> None:
+        """People hear of the first of a kind; the log has them all."""
+        try:
+            warning = self._losses.ended(outcome)
+        except TooManyLosses as error:
+            self._failed(error)
+        else:
+            if warning is not None:
+                self._warn(warning)
 
     def learner_version(self, version: int, alpha: int) -> None:
         """Tell all env hosts which trajectories may still be trained on."""

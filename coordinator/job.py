@@ -26,6 +26,7 @@ class SchedulingSettings(Settings, frozen=True):
     redundant_groups: int = 0  # groups launched beyond the need; cut once the target is in
     order: Literal["pipelined", "paper"] = "pipelined"
     batch_timeout_s: float = 600.0  # how long a step waits for its batch before the run stops with an error
+    losses_in_a_row: int = 500  # so many lost trajectories with none stored between them stop the run with an error
 
 
 class EvaluationSettings(Settings, frozen=True):
@@ -176,6 +177,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "train.micro_batch_tokens": job.train.micro_batch_tokens,
         "train.step_timeout_s": job.train.step_timeout_s,
         "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
+        "scheduling.losses_in_a_row": job.scheduling.losses_in_a_row,
         "checkpoint.keep": job.checkpoint.keep,
         "coordinator.store_timeout_s": job.coordinator.store_timeout_s,
         "coordinator.start_timeout_s": job.coordinator.start_timeout_s,

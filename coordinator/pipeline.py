@@ -34,6 +34,7 @@ from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator
 from coordinator.job import Job
+from coordinator.losses import LossWatch
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 
@@ -69,6 +70,7 @@ class Pipeline:
         recorder: Recorder,
         state: RunState,
         spans: Spans,
+        losses: LossWatch,
         best_success: float | None,
         served: Callable[[int], object],
     ) -> None:
@@ -81,6 +83,7 @@ class Pipeline:
         self._recorder = recorder
         self._state = state
         self._spans = spans
+        self._losses = losses
         self._best = best_success
         self._served = served
         self._batch_ready = asyncio.Event()
@@ -208,7 +211,7 @@ class Pipeline:
     def _stuck(self) -> PipelineStuck:
         scheduler = self._scheduler
         in_flight, buffered = scheduler.counts()
-        losses = "".join(f"; {reason}: {detail}" for reason, detail in self._coordinator.losses.items())
+        losses = "".join(f"; {reason}: {detail}" for reason, detail in self._losses.details.items())
         return PipelineStuck(
             f"no batch within {self._job.scheduling.batch_timeout_s:g} s: {scheduler.complete_groups} of "
             f"{scheduler.rules.groups_per_step} groups are complete, {in_flight} trajectories in flight, {buffered} "

@@ -1,4 +1,5 @@
-"""What can be checked before anything is started: user code imports, actions are single tokens, directories exist.
+"""What can be checked before anything is started: user code imports and gets through one reset, one step and one
+score, actions are single tokens, directories exist.
 
 Invariant: a mistake in a job that can be seen from this process is one line and exit status 2, not a failed child; and
 user code that does not return holds this up no longer than the job allows for a step.
@@ -12,12 +13,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from actors.env.catalogue import EnvironmentUnavailable
-from actors.env.framing import ActionNotOneToken, framing_for
-from actors.env.protocol import Observation, evaluation_task
+from actors.env.framing import ActionNotOneToken, Framing, framing_for
+from actors.env.protocol import evaluation_task
+from actors.env.recorder import TrajectoryRecorder
 from actors.env.tokenizers import TokenizerError, load_tokenizer
 from actors.env.workbench import EnvironmentFailed, Workbench
-from actors.reward.functions import RewardUnavailable
+from actors.reward.functions import RewardFailed, RewardUnavailable
 from coordinator.job import Job, JobError
 from coordinator.resources.resolve import number, policy_facts
 
@@ -34,39 +38,59 @@ def check_job(job: Job, job_directory: Path) -> None:
         raise JobError(f"policy.tokenizer: {error}") from None
     if tokenizer.vocab_size > facts.vocab_size:
         raise JobError(f"policy: the tokenizer has {tokenizer.vocab_size} ids, the model {facts.vocab_size} embeddings")
-    prompt, observation = _within(
+    opening = _within(
         job.environment.step_timeout_s,
-        f"environment.name: {job.environment.name}: importing it, making one and its first reset",
-        lambda: _first_observation(job, job_directory),
+        f"environment.name: {job.environment.name}: importing it, making one, its first reset and step and the reward",
+        lambda: _rehearsal(job, job_directory, framing),
     )
-    try:
-        opening = framing.opening(prompt, observation.text)
-        if observation.actions:
-            framing.allowed(observation.actions)
-    except ActionNotOneToken as error:
-        raise JobError(f"environment.name: {job.environment.name}: {error}") from None
     limit = number(job.rollout.max_model_len)
-    if len(opening) + job.rollout.max_tokens_per_turn > limit:
+    if opening + job.rollout.max_tokens_per_turn > limit:
         raise JobError(
-            f"rollout.max_model_len: the first prompt alone has {len(opening)} tokens; with "
+            f"rollout.max_model_len: the first prompt alone has {opening} tokens; with "
             f"{job.rollout.max_tokens_per_turn} more the limit of {limit} is exceeded"
         )
 
 
-def _first_observation(job: Job, job_directory: Path) -> tuple[str, Observation]:
-    """The environment's system prompt, and what its first held-out task shows."""
+def _rehearsal(job: Job, job_directory: Path, framing: Framing) -> int:
+    """Play and score the first turn of the first held-out task; returns the length of its prompt, in tokens."""
+    name = job.environment.name
     try:
         bench = Workbench(job.environment, job_directory, job.reward)
     except (RewardUnavailable, EnvironmentUnavailable) as error:
         raise JobError(str(error)) from None
     try:
-        return bench.system_prompt, bench.reset("check", evaluation_task(0))
+        return _first_turn(bench, framing)
     except EnvironmentFailed as error:
-        raise JobError(
-            f"environment.name: {job.environment.name} failed at its first {error.during}: {error.reason}"
-        ) from None
+        raise JobError(f"environment.name: {name} failed at its first {error.during}: {error.reason}") from None
+    except ActionNotOneToken as error:
+        raise JobError(f"environment.name: {name}: {error}") from None
+    except RewardFailed as error:
+        raise JobError(f"reward.function: {error.function} failed on a first trajectory: {error.reason}") from None
     finally:
         bench.shutdown()
+
+
+def _first_turn(bench: Workbench, framing: Framing) -> int:
+    task = evaluation_task(0)
+    recorder = TrajectoryRecorder("check", 0, task, temperature=1.0)
+    observation = bench.reset("check", task)
+    opening = framing.opening(bench.system_prompt, observation.text)
+    recorder.start(opening, observation.text)
+    allowed = framing.allowed(observation.actions) if observation.actions else None
+    token = allowed[0] if allowed is not None else min(framing.tokenizer.eos_ids)
+    action = observation.actions[0] if observation.actions else ""
+    recorder.sampled(np.array([token], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32), allowed, action)
+    standing, text = None, ""
+    try:
+        text = bench.step("check", action).observation.text
+        standing = bench.standing("check")
+    except EnvironmentFailed:
+        if observation.actions:  # one of its own; where anything may be said it may refuse to hear nothing
+            raise
+    recorder.observed(np.empty(0, np.int32), text)
+    env_return, success = (standing.env_return, standing.success) if standing is not None else (0.0, False)
+    bench.score(recorder.finish(env_return=env_return, reward=0.0, success=success))
+    return len(opening)
 
 
 def _within(timeout_s: float, what: str, work: Callable[[], T]) -> T:

@@ -8,13 +8,10 @@ write one or the user insisted. Why it failed is one line on stderr; the traceba
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,26 +19,27 @@ import msgspec
 from actors.core import Node, Ref
 from actors.policy import write_config
 from actors.telemetry import Spans, SpansTaken, report_spans
-from actors.trainer.store import read_records
-from actors.trainer.trainer import BUFFER_FILE
 from bus.message import BusError
 from bus.security import read_key
 from coordinator.admin import AdminDesk, RunState
+from coordinator.books import Books, rules_of
 from coordinator.checkpoints import Checkpoints, RunCheckpoint
-from coordinator.coordinator import Coordinator
+from coordinator.coordinator import Coordinator, RoleLost
 from coordinator.facts import Facts
+from coordinator.interruption import Interrupted, Interruption
 from coordinator.job import Job
+from coordinator.losses import LossWatch
 from coordinator.messages import ROLES, Join, Role, Welcome
 from coordinator.metadata import open_store
 from coordinator.metadata.protocol import StoreError
-from coordinator.observe.progress import INTERRUPTED, Progress
+from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
 from coordinator.resources.resolve import Placement
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.ledger import Ledger
-from coordinator.scheduling.rolling import RollingScheduler, Rules
+from coordinator.scheduling.rolling import RollingScheduler
 from hwprobe import AffinityMap, encode
 
 T = TypeVar("T")
@@ -53,12 +51,11 @@ STEP_GRACE_S = 3.0
 CLOSE_GRACE_S = 2.0
 """How long a run waits for its metadata store to be closed, be it gone."""
 
+CAUSE_GRACE_S = 2.0
+"""How long a run whose messages fail waits for the word of who has died."""
+
 CONTROL = "control"
 ADDRESS_FILE = "coordinator.address"
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM."""
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +73,15 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
 
 
+class Ending(msgspec.Struct, frozen=True):
+    """How a sitting ended."""
+
+    status: int
+    outcome: str
+    trainer_died: bool = False
+    trainer_was_up: bool = False
+
+
 Program = Callable[[Pipeline], Coroutine[Any, Any, str]]
 """What a run does once every part is up; returns how it ended."""
 
@@ -91,8 +97,9 @@ class Run:
         *,
         program: Program = Pipeline.run,
         saves: bool = True,
+        interruption: Interruption | None = None,
     ) -> None:
-        """``saves``: whether what the program leads to is worth a checkpoint."""
+        """``saves``: whether what the program leads to is worth a checkpoint. Raises ``OSError``."""
         self._launch = launch
         self._program = program
         self._saves = saves
@@ -100,14 +107,18 @@ class Run:
         self._progress = progress
         self._name = directory.path.name
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._interrupted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._signalled = False
+        self._interruption = interruption or Interruption(progress)
+        self._trainer_was_up = False
         self._checkpoints = Checkpoints(directory.checkpoints, launch.job.checkpoint.keep)
         resume = launch.resume
         self._version = resume.version if resume is not None else 0
-        self._scheduler = self._make_scheduler()
+        self._books = Books(launch.job, directory, resume, launch.resume_directory) if saves else None
+        self._scheduler = (
+            self._books.scheduler if self._books is not None else RollingScheduler(rules_of(launch.job), Ledger())
+        )
         self._state = RunState(self._name, launch.job.train.steps)
         self._spans = Spans("coordinator")
+        self._losses = LossWatch(launch.job.scheduling.losses_in_a_row)
         self._recorder = Recorder(
             directory,
             progress,
@@ -115,26 +126,13 @@ class Run:
             elapsed_s=resume.elapsed_s if resume is not None else 0.0,
         )
 
-    def _make_scheduler(self) -> RollingScheduler:
-        job = self._launch.job
-        rules = Rules(
-            job.train.groups_per_step,
-            job.train.group_size,
-            job.scheduling.alpha,
-            job.scheduling.redundant_groups,
-            job.rollout.temperature,
-            job.seed,
-        )
-        scheduler = RollingScheduler(rules, Ledger())
-        resume, directory = self._launch.resume, self._launch.resume_directory
-        if self._saves and resume is not None and directory is not None:  # data order and buffer matter to who trains
-            held = [trajectory.ticket for trajectory, _ in read_records(directory / BUFFER_FILE)]
-            scheduler.restore(resume.scheduler, resume.version, held)
-        return scheduler
-
     async def run(self) -> int:
         """Exit status: 0 done, 1 failed, 130 interrupted."""
-        self._listen_for_signals()
+        return self.say(await self.sit())
+
+    async def sit(self) -> Ending:
+        """From the first process to the last one's end. Its interruption is heard from here on, if not before."""
+        self._interruption.listen()
         node: Node | None = None
         facts: Facts | None = None
         status, outcome = 1, "failed"
@@ -145,7 +143,7 @@ class Run:
         except Interrupted as interruption:
             status, outcome = 130, f"{interruption} before anything was trained"
         except Exception as error:  # the last word on any failure, with its name
-            outcome = self._failed(error)
+            outcome = self._failed(await self._cause(error))
         finally:
             self._state.phase = "stopping"
             (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
@@ -156,10 +154,30 @@ class Run:
             balance = self._scheduler.ledger.balance()
             if not balance.holds:  # trajectories were lost without a reason: a fault of this program
                 status, outcome = 1, self._failed(RuntimeError(f"trajectories do not add up: {balance}"))
+            self._close_books()
             self._recorder.close(outcome)
-        self._progress.note(f"trajectories: {balance}")
-        self._progress.finish(outcome, self._directory.places())
-        return status
+        died = status == 1 and self._failure.done() and _is_trainers(self._failure.result())
+        return Ending(status, outcome, died, self._trainer_was_up)
+
+    def say(self, ending: Ending) -> int:
+        """The last words; returns the exit status."""
+        self._progress.note(f"trajectories: {self._scheduler.ledger.balance()}")
+        self._progress.finish(ending.outcome, self._directory.places())
+        return ending.status
+
+    async def _cause(self, error: Exception) -> Exception:
+        """What a run failed for: who died, where that is why its messages failed."""
+        if isinstance(error, BusError) and not self._failure.done():
+            await asyncio.wait({self._failure}, timeout=CAUSE_GRACE_S)
+        failure = self._failure.result() if self._failure.done() else None
+        return failure if isinstance(failure, RoleLost) else error
+
+    def _close_books(self) -> None:
+        try:
+            if self._books is not None:
+                self._books.close()
+        except OSError as error:
+            log.error("%s: %s", self._directory.ledger, error)
 
     def _open_node(self) -> Node:
         launch = self._launch
@@ -212,6 +230,7 @@ class Run:
             spans=self._recorder.spans,
             desk=AdminDesk(self._state, self._scheduler),
             warn=self._progress.warn,
+            losses=self._losses,
             silence_s=self._launch.job.coordinator.silence_s,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
@@ -224,7 +243,10 @@ class Run:
         try:
             peers = await self._race(finding)
             pipeline = self._pipeline(node, coordinator, peers, facts)
-            return await self._drive(pipeline, facts)
+            try:
+                return await self._drive(pipeline, facts)
+            finally:
+                self._trainer_was_up = pipeline.can_save
         finally:
             coordinator.end()
             finding.cancel()
@@ -313,6 +335,7 @@ class Run:
             recorder=self._recorder,
             state=self._state,
             spans=self._spans,
+            losses=self._losses,
             best_success=None if resume is None else resume.best_success,
             served=lambda version: node.background(self._told(facts.status("running", version))),
         )
@@ -349,7 +372,7 @@ class Run:
     async def _race(self, task: asyncio.Task[T]) -> T:
         """The result of a task, unless a part of the run fails or Ctrl-C arrives first; the task is then left as it
         is. Raises the failure, or ``Interrupted``."""
-        waiting: set[asyncio.Future[Any]] = {task, self._failure, self._interrupted}
+        waiting: set[asyncio.Future[Any]] = {task, self._failure, self._interruption.asked}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
@@ -376,33 +399,14 @@ class Run:
         except Exception as error:  # the first failure is what the user must see
             self._progress.warn(f"no checkpoint could be written: {error}")
 
-    # ---- signals and failures ------------------------------------------------------------------------------------
-
     def _fail(self, error: BaseException) -> None:
         log.info("fatal: %s", error)
         if not self._failure.done():
             self._failure.set_result(error)
 
-    def _listen_for_signals(self) -> None:
-        """For good: also while this process winds up, when the event loop is closed already."""
-        loop = asyncio.get_running_loop()
 
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            if self._signalled:  # the second one insists
-                self._progress.close()
-                os._exit(130)
-            self._signalled = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
-                loop.call_soon_threadsafe(self._interrupt, signal.Signals(number))
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
-
-    def _interrupt(self, number: signal.Signals) -> None:
-        who = "Ctrl-C" if number == signal.SIGINT else number.name
-        self._progress.interrupted(INTERRUPTED.replace("Ctrl-C:", f"{who}:"))
-        if not self._interrupted.done():
-            self._interrupted.set_result(None)
+def _is_trainers(failure: BaseException) -> bool:
+    return isinstance(failure, RoleLost) and failure.role == "trainer"
 
 
 def policy_directory(job: Job, run_directory: Path) -> Path:

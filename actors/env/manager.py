@@ -4,7 +4,8 @@
 
 Invariants:
 
-- every ticket started here ends in exactly one ``Outcome``, whatever fails on the way, unless the host is stopped;
+- every ticket started here ends in exactly one ``Outcome``, whatever fails on the way, unless the host is stopped; it
+  is sent until it is answered;
 - at every turn, before anything is asked of an engine, a trajectory that can no longer be trained on stops and says
   so, and one at the step bound ends;
 - scoring and storing happen after the environment's place is free again, off the rollout's path.
@@ -29,6 +30,7 @@ from actors.env.messages import (
     DescribeEnv,
     EnvState,
     LearnerVersion,
+    Noted,
     Outcome,
     ResetDone,
     ResetEnv,
@@ -42,7 +44,7 @@ from actors.proxy.engines.protocol import Completion, GenerateRequest
 from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
 from actors.reward.messages import Score, Scored
 from actors.settings import EnvironmentSettings, RolloutSettings
-from actors.trainer.messages import Discard, Store, Stored
+from actors.trainer.messages import Discard, Discarded, Store, Stored
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
 R = TypeVar("R")
@@ -52,6 +54,8 @@ log = logging.getLogger(__name__)
 NOTHING = np.empty(0, np.int32)
 COMMAND_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 30.0
+REPORT_TIMEOUT_S = 60.0
+REPORT_RETRIES = 10
 HANGING_SHARE = 0.5
 """A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
@@ -113,20 +117,22 @@ class EnvHost(Actor):
     # ---- messages ------------------------------------------------------------------------------------------------
 
     @handler
-    async def start(self, message: Start) -> None:
+    async def start(self, message: Start) -> Noted:
         for ticket in message.tickets:
             if ticket.id in self._tasks:
                 self._counters["repeated_starts"] += 1
                 continue
             episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
             self._tasks[ticket.id] = asyncio.create_task(self._manage(episode), name=f"trajectory {ticket.id}")
+        return Noted()
 
     @handler
-    async def stop(self, message: Stop) -> None:
+    async def stop(self, message: Stop) -> Noted:
         for id_ in message.tickets:
             episode = self._episodes.get(id_)
             if episode is not None:
                 episode.stop(message.reason)
+        return Noted()
 
     @handler(urgent=True)
     async def learner_version(self, message: LearnerVersion) -> None:
@@ -154,7 +160,29 @@ class EnvHost(Actor):
     # ---- one trajectory ------------------------------------------------------------------------------------------
 
     async def _manage(self, episode: Episode) -> None:
-        """Run one ticket to its outcome."""
+        """Run one ticket to its outcome, and see that it arrives."""
+        try:
+            outcome = await self._ended(episode)
+            await self._report(outcome)
+        finally:
+            del self._tasks[episode.ticket.id]
+
+    async def _report(self, outcome: Outcome) -> None:
+        about = f"trajectory {outcome.ticket}"
+        try:
+            await self.node.ask(
+                self._peers.coordinator,
+                outcome,
+                Noted,
+                timeout_s=REPORT_TIMEOUT_S,
+                retries=REPORT_RETRIES,
+                about=about,
+            )
+        except BusError as error:  # the run is over, or will end for want of its coordinator
+            self._counters["unreported"] += 1
+            log.info("%s: its outcome (%s) has not arrived: %s", about, outcome.state, error)
+
+    async def _ended(self, episode: Episode) -> Outcome:
         ticket = episode.ticket
         try:
             outcome = await self._run(episode)
@@ -167,9 +195,8 @@ class EnvHost(Actor):
             outcome = self._lost(episode, Lost("internal_error", repr(error)))
         finally:
             del self._episodes[ticket.id]
-            del self._tasks[ticket.id]
         self._counters[f"lost_{outcome.reason}" if outcome.state == "lost" else outcome.state] += 1
-        self.node.tell(self._peers.coordinator, outcome)
+        return outcome
 
     def _lost(self, episode: Episode, loss: Lost) -> Outcome:
         """A trajectory that was told to stop ends for that reason, whatever ended it in the end."""
@@ -339,9 +366,17 @@ class EnvHost(Actor):
                 self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
             )
         except (BusError, OSError) as error:
-            self.node.tell(self._peers.store, Discard([ticket]))  # it may have arrived all the same
+            self.node.background(self._discard(ticket))  # it may have arrived all the same
             raise Lost("store_failed", str(error)) from None
         return episode.outcome("stored", reward)
+
+    async def _discard(self, ticket: str) -> None:
+        try:
+            await self.node.ask(
+                self._peers.store, Discard([ticket]), Discarded, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES
+            )
+        except BusError as error:  # it takes up room there until the run is resumed
+            log.info("trajectory %s was not discarded: %s", ticket, error)
 
     async def _score(self, episode: Episode) -> float:
         message = Score(episode.finish())

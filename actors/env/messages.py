@@ -46,6 +46,10 @@ class LearnerVersion(msgspec.Struct, frozen=True):
     alpha: int
 
 
+class Noted(msgspec.Struct, frozen=True):
+    """A ``Start``, ``Stop`` or ``Outcome`` has arrived, for the first time or again."""
+
+
 class DescribeEnv(msgspec.Struct, frozen=True):
     """Ask for ``EnvState``."""
 

@@ -23,9 +23,13 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """These will not be trained on."""
+    """These will not be trained on; answered with ``Discarded``."""
 
     tickets: list[str]
+
+
+class Discarded(msgspec.Struct, frozen=True):
+    """They are gone."""
 
 
 class Train(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from actors.settings import TrainSettings
 from actors.trainer.batching import make_batch
 from actors.trainer.messages import (
     Discard,
+    Discarded,
     GetWeights,
     RankReady,
     RankSaved,
@@ -150,8 +151,9 @@ class Trainer(Actor):
         return Stored()
 
     @handler
-    async def discard(self, message: Discard) -> None:
+    async def discard(self, message: Discard) -> Discarded:
         self._store.drop(message.tickets)
+        return Discarded()
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 

@@ -19,11 +19,12 @@ from actors.core.logs import configure_logging
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
 from coordinator.job import Job, JobError, convert, load
 from coordinator.messages import ROLES
-from coordinator.observe.progress import Progress, open_progress
+from coordinator.observe.progress import open_progress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job
+from coordinator.recovery import run_to_its_end
 from coordinator.resources.resolve import Placement, resolve
-from coordinator.run import CONTROL, Launch, Run, policy_directory
+from coordinator.run import CONTROL, Launch, policy_directory
 from hwprobe import AffinityMap, build_affinity_map, probe
 
 EXIT_USAGE = 2
@@ -162,14 +163,10 @@ def run(launch: Launch, directory: RunDirectory) -> int:
     if launch.resume is not None:
         progress.note(f"resuming from version {launch.resume.version}")
     try:
-        return asyncio.run(_start(launch, directory, progress))
+        return asyncio.run(run_to_its_end(launch, directory, progress))
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):  # the exit status is settled
             signal.signal(number, signal.SIG_IGN)
-
-
-async def _start(launch: Launch, directory: RunDirectory, progress: Progress) -> int:
-    return await Run(launch, directory, progress).run()
 
 
 def describe(job: Job, placement: Placement) -> str:

@@ -43,6 +43,13 @@ class LineWriter:
         except UnicodeEncodeError:  # a lone surrogate, from bytes that were not UTF-8: no reason to stop a run
             return self._encoder.encode(_without_surrogates(msgspec.to_builtins(record)))
 
+    def sync(self) -> int:
+        """Bring the file to the disk; returns its length. Raises ``OSError``, ``ValueError`` when closed."""
+        if self._descriptor < 0:
+            raise ValueError(f"{self.path}: closed; there is nothing to bring to the disk")
+        os.fsync(self._descriptor)
+        return os.fstat(self._descriptor).st_size
+
     def close(self) -> None:
         """Bring the file to the disk and close it; idempotent."""
         if self._descriptor < 0:

@@ -22,6 +22,7 @@ from coordinator.observe.page import escaped, folded, page, table, tiles
 from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord, decode_metric, decode_sample
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.text import count, duration, lost, number, percent, whole
+from coordinator.scheduling.journal import Losses, read_losses
 
 MOST_EVALUATIONS = 60
 MOST_TURN_TEXT = 4_000
@@ -51,6 +52,7 @@ class History(msgspec.Struct, frozen=True):
     evaluations: list[EvalRecord]
     spans: list[Span]
     samples: list[SampleRecord]
+    losses: Losses = Losses({}, {})
     unreadable: int = 0  # lines
 
 
@@ -75,6 +77,7 @@ def read_history(run: RunDirectory) -> History:
         evaluations=[record for record in metrics.records if isinstance(record, EvalRecord)],
         spans=spans.records,
         samples=samples.records,
+        losses=read_losses(run.ledger),
         unreadable=metrics.unreadable + spans.unreadable + samples.unreadable,
     )
 
@@ -86,7 +89,7 @@ def render(history: History, status: str) -> bytes:
         "<h2>Learning curve <small>by version of the weights</small></h2>" + _learning(history),
         "<h2>Training</h2>" + _training(history.steps),
         "<h2>Who did what when</h2>" + _timeline(history.spans),
-        "<h2>Lost trajectories</h2>" + _losses(history.steps),
+        "<h2>Lost trajectories</h2>" + _losses(history),
         "<h2>Evaluations</h2>" + _evaluations(history.evaluations),
         "<h2>Trajectories</h2>" + _samples(history.samples),
         "<h2>Job</h2>" + _job(history.job),
@@ -109,7 +112,7 @@ def _head(history: History, status: str) -> str:
 
 def _figures(history: History) -> list[tuple[str, str]]:
     if not history.steps:
-        return [("steps", "0")]
+        return [("steps", "0"), ("trajectories lost", str(sum(history.losses.counts.values())))]
     last = history.steps[-1]
     total = _setting(history.job, "train.steps")
     figures = [
@@ -126,7 +129,7 @@ def _figures(history: History) -> list[tuple[str, str]]:
         ("trajectories trained", count(sum(record.trajectories for record in history.steps))),
         ("tokens trained", count(sum(record.tokens for record in history.steps))),
         ("tokens/s sampled", whole(last.tokens_per_s)),
-        ("trajectories lost", lost(last.lost).partition(" ")[0]),
+        ("trajectories lost", lost(history.losses.counts or last.lost).partition(" ")[0]),
     ]
     return figures
 
@@ -199,8 +202,10 @@ def _timeline(spans: Sequence[Span]) -> str:
     return f'<p class="muted" style="margin:0 0 10px">{sentence}</p>{timeline(spans)}'
 
 
-def _losses(steps: Sequence[StepRecord]) -> str:
-    counts = {reason: n for reason, n in (steps[-1].lost if steps else {}).items() if n}
+def _losses(history: History) -> str:
+    """The ledger's word, which goes on where no step is made any more."""
+    counts = history.losses.counts or (history.steps[-1].lost if history.steps else {})
+    counts = {reason: n for reason, n in counts.items() if n}
     if not counts:
         return '<div class="card"><p class="muted">none</p></div>'
     most = max(counts.values())
@@ -208,7 +213,9 @@ def _losses(steps: Sequence[StepRecord]) -> str:
         f'<span>{escaped(reason)}</span><div style="width:{100 * n / most:.1f}%"></div><b>{n}</b>'
         for reason, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
-    return f'<div class="card reasons">{"".join(rows)}</div>'
+    words = [f"{reason}, the last: {text}" for reason, text in sorted(history.losses.details.items())]
+    said = "".join(f'<p class="muted">{escaped(text)}</p>' for text in words)
+    return f'<div class="card reasons">{"".join(rows)}</div>{said}'
 
 
 def _evaluations(evaluations: Sequence[EvalRecord]) -> str:

@@ -5,7 +5,7 @@ it ends, because it is a kernel lock on an open file and not the file's existenc
 whole run directory.
 
     runs/20260131-142501-frozenlake/
-        job.yaml  metrics.jsonl  timeline.jsonl  report.html  owner.lock
+        job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  report.html  owner.lock
         events/ (TensorBoard)  logs/  checkpoints/  samples/
 """
 
@@ -55,6 +55,7 @@ class RunDirectory:
         self.job_file = path / "job.yaml"
         self.metrics = path / "metrics.jsonl"
         self.timeline = path / "timeline.jsonl"
+        self.ledger = path / "ledger.jsonl"
         self.report = path / "report.html"
         self.events = path / "events"
         self.logs = path / "logs"

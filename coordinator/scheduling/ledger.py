@@ -6,17 +6,29 @@
         +----------------------------+-- evicted (reason)
 
 Invariant (conservation): admitted = trained + lost by reason + evicted by reason + in flight + buffered + taken, at
-any time. A ticket changes state only through the methods here, and each of them checks where it comes from.
+any time and over all sittings of a run. A ticket changes state only through the methods here; each of them checks where
+it comes from, and the journal has it before the method returns.
+
+Going back to a checkpoint changes what became of the tickets since (``restore``):
+
+- what its buffer holds is buffered again, whatever happened to it since;
+- what was trained on since is lost, ``rolled_back``: the step that it was in is undone;
+- what was stored since is lost, ``unsaved``. It is not put into the buffer: its tokens, if not its first one then later
+  ones, come from versions that are gone (the versions that will bear their numbers have other weights), and its group
+  runs again from the checkpoint's order of the data anyway;
+- what still ran is lost, ``interrupted``; what was lost or evicted since stays so.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from actors.env.messages import Outcome, Ticket
+from coordinator.scheduling.journal import MOST_DETAIL, Event, Journal, NoJournal
 
 State = Literal["admitted", "buffered", "taken"]
 
@@ -60,7 +72,8 @@ class Balance(msgspec.Struct, frozen=True):
 class Ledger:
     """Training tickets only: evaluation has no part in conservation."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._journal: Journal = journal or NoJournal()
         self._live: dict[str, Entry] = {}
         self.admitted = 0
         self.trained = 0
@@ -79,12 +92,15 @@ class Ledger:
     def admit(self, ticket: Ticket) -> None:
         if ticket.id in self._live:
             raise LedgerError(f"ticket {ticket.id} was admitted already")
+        self._journal.write([Event("admitted", [ticket.id])])
         self._live[ticket.id] = Entry(ticket)
         self.admitted += 1
 
     def buffer(self, outcome: Outcome) -> None:
         """Its trajectory is durably stored."""
-        self._require(outcome.ticket, "admitted").state = "buffered"
+        entry = self._require(outcome.ticket, "admitted")
+        self._journal.write([Event("stored", [outcome.ticket], outcome.initiating_version)])
+        entry.state = "buffered"
 
     def take(self, tickets: list[str]) -> None:
         """All or, with an error, none."""
@@ -96,17 +112,19 @@ class Ledger:
         for entry in [self._require(ticket, "taken") for ticket in tickets]:
             entry.state = "buffered"
 
-    def train(self, tickets: list[str]) -> None:
-        """The step on them is done. All or, with an error, none."""
+    def train(self, tickets: list[str], version: int) -> None:
+        """The step on them is done and made ``version``. All or, with an error, none."""
         for ticket in tickets:
             self._require(ticket, "taken")
+        self._journal.write([Event("trained", tickets, version)])
         for ticket in tickets:
             del self._live[ticket]
         self.trained += len(tickets)
 
-    def lose(self, ticket: str, reason: str) -> None:
+    def lose(self, ticket: str, reason: str, detail: str = "") -> None:
         """It ended while it ran."""
         self._require(ticket, "admitted")
+        self._journal.write([Event("lost", [ticket], reason=reason, detail=detail[:MOST_DETAIL])])
         del self._live[ticket]
         self.lost[reason] += 1
 
@@ -114,6 +132,7 @@ class Ledger:
         """It will not be trained on, though it runs or is buffered; whoever calls this stops or discards it."""
         if self.entry(ticket).state == "taken":
             raise LedgerError(f"ticket {ticket} is taken: the step on it must end first")
+        self._journal.write([Event("evicted", [ticket], reason=reason)])
         del self._live[ticket]
         self.evicted[reason] += 1
 
@@ -123,16 +142,41 @@ class Ledger:
             raise LedgerError(f"ticket {ticket} is {entry.state}, expected {state}")
         return entry
 
-    def restore(self, balance: Balance, buffered: list[Ticket]) -> None:
-        """Go on from a checkpoint's balance: ``buffered`` tickets are live again, whatever else was live when it was
-        taken was lost when the run was interrupted. To be called on a fresh ledger."""
-        gone = balance.in_flight + balance.buffered + balance.taken - len(buffered)
-        self.admitted, self.trained = balance.admitted, balance.trained
-        self.lost, self.evicted = Counter(balance.lost), Counter(balance.evicted)
-        if gone:
-            self.lost["interrupted"] += gone
+    def mark(self) -> int:
+        """Where in the journal a checkpoint stands that is taken now."""
+        return self._journal.mark()
+
+    def live(self) -> list[str]:
+        """Tickets that have not ended."""
+        return list(self._live)
+
+    def restore(
+        self,
+        balance: Balance,
+        live: Iterable[str],
+        buffered: Sequence[Ticket],
+        *,
+        version: int,
+        since: Sequence[Event] = (),
+        acknowledged: Iterable[str] = (),
+    ) -> None:
+        """Go on from a checkpoint of ``version``; see the module docstring. ``live``: the tickets that were when it was
+        taken, ``since``: what the journal says after that, ``acknowledged``: what the store held in the end. To be
+        called on a fresh ledger."""
+        fates = _fates(live, since, acknowledged)
         for ticket in buffered:
+            fates.pop(ticket.id, None)
             self._live[ticket.id] = Entry(ticket, "buffered")
+        self.admitted = balance.admitted + admitted(since)
+        self.trained = balance.trained
+        self.lost, self.evicted = Counter(balance.lost), Counter(balance.evicted)
+        new: dict[str, list[str]] = defaultdict(list)
+        for id_, fate in fates.items():
+            (self.evicted if fate.evicted else self.lost)[fate.reason] += 1
+            if not fate.on_record:
+                new[fate.reason].append(id_)
+        losses = [Event("lost", tickets, reason=reason) for reason, tickets in new.items()]
+        self._journal.write([Event("resumed", [ticket.id for ticket in buffered], version), *losses])
 
     def balance(self) -> Balance:
         states = Counter(entry.state for entry in self._live.values())
@@ -149,3 +193,35 @@ class Ledger:
     def ended(self) -> dict[str, int]:
         """All that was admitted and not trained on, by reason."""
         return dict(self.lost + self.evicted)
+
+
+class _Fate(msgspec.Struct, frozen=True):
+    """What became of a ticket, once the checkpoint's buffer does not hold it."""
+
+    reason: str
+    evicted: bool = False
+    on_record: bool = False  # the journal says so already
+
+
+_INTERRUPTED, _UNSAVED, _ROLLED_BACK = _Fate("interrupted"), _Fate("unsaved"), _Fate("rolled_back")
+
+
+def _fates(live: Iterable[str], since: Iterable[Event], acknowledged: Iterable[str]) -> dict[str, _Fate]:
+    fates = dict.fromkeys(live, _INTERRUPTED)
+    for event in since:
+        fates |= dict.fromkeys(event.tickets, _fate(event))
+    for id_ in acknowledged:
+        if fates.get(id_) is _INTERRUPTED:
+            fates[id_] = _UNSAVED
+    return fates
+
+
+def _fate(event: Event) -> _Fate:
+    if event.event in ("lost", "evicted"):
+        return _Fate(event.reason, evicted=event.event == "evicted", on_record=True)
+    return {"trained": _ROLLED_BACK, "stored": _UNSAVED}.get(event.event, _INTERRUPTED)
+
+
+def admitted(events: Iterable[Event]) -> int:
+    """How many tickets were."""
+    return sum(len(event.tickets) for event in events if event.event == "admitted")

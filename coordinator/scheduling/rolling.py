@@ -21,7 +21,7 @@ there is to say). Nothing here reads a clock or waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -29,7 +29,8 @@ import numpy as np
 from actors.env.messages import Outcome, Ticket
 from actors.env.protocol import training_task
 from coordinator.scheduling.groups import Group, GroupState
-from coordinator.scheduling.ledger import Balance, Ledger
+from coordinator.scheduling.journal import Event
+from coordinator.scheduling.ledger import Balance, Ledger, admitted
 
 MEMBER_RETRIES = 3
 
@@ -58,12 +59,18 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class SchedulerState(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of the scheduler: the data order and the buffer."""
+    """What a checkpoint keeps of the scheduler: the data order, the buffer and the books."""
 
     next_group: int
     next_ticket: int
     groups: list[GroupState]
     balance: Balance
+    live: list[str]  # tickets
+    journal: int  # where in the ledger's journal it stands
+
+
+NOTHING_YET = SchedulerState(0, 0, [], Balance(0, 0, {}, {}, 0, 0, 0), [], 0)
+"""Before the first ticket."""
 
 
 class RollingScheduler:
@@ -165,7 +172,7 @@ class RollingScheduler:
         group = self._running(outcome.ticket)
         if group is None:
             return
-        self.ledger.lose(outcome.ticket, outcome.reason)
+        self.ledger.lose(outcome.ticket, outcome.reason, outcome.detail)
         group.missing.discard(outcome.ticket)
         del self._group_of[outcome.ticket]
         group.retries += 1
@@ -223,7 +230,7 @@ class RollingScheduler:
                 f"version {version} cannot follow version {self.version} on a batch of {len(self._taken)} groups: one "
                 f"batch makes one version"
             )
-        self.ledger.train([ticket for group in self._taken for ticket in group.stored])
+        self.ledger.train([ticket for group in self._taken for ticket in group.stored], version)
         self.version = version
         self._unserved[version], self._taken = len(self._taken), []
         self._evict_stale()
@@ -280,20 +287,32 @@ class RollingScheduler:
             GroupState(group.index, group.task, dict(group.stored), len(group.missing))
             for group in (*self._taken, *self._groups.values())
         ]
-        return SchedulerState(self._next_group, self._next_ticket, groups, self.ledger.balance())
+        ledger = self.ledger
+        return SchedulerState(
+            self._next_group, self._next_ticket, groups, ledger.balance(), ledger.live(), ledger.mark()
+        )
 
-    def restore(self, state: SchedulerState, version: int, held: Iterable[str]) -> None:
+    def restore(
+        self,
+        state: SchedulerState,
+        version: int,
+        held: Iterable[str],
+        *,
+        since: Sequence[Event] = (),
+        acknowledged: Iterable[str] = (),
+    ) -> None:
         """Take up where ``state`` left off; members whose bytes are not ``held`` are run again, and what is held
-        beyond them is discarded. To be called on a fresh scheduler, before ``open``."""
+        beyond them is discarded. ``since`` and ``acknowledged``: see ``Ledger.restore``; no ticket's name is given
+        twice. To be called on a fresh scheduler, before ``open``."""
         present = set(held)
         self.version = version
-        self._next_group, self._next_ticket = state.next_group, state.next_ticket
+        self._next_group, self._next_ticket = state.next_group, state.next_ticket + admitted(since)
         stored = {
             saved.index: {id_: outcome for id_, outcome in saved.stored.items() if id_ in present}
             for saved in state.groups
         }
         tickets = [self._restored(id_, saved) for saved in state.groups for id_ in stored[saved.index]]
-        self.ledger.restore(state.balance, tickets)
+        self.ledger.restore(state.balance, state.live, tickets, version=version, since=since, acknowledged=acknowledged)
         self.to_discard += sorted(present - {ticket.id for ticket in tickets})
         for saved in state.groups:
             kept = stored[saved.index]

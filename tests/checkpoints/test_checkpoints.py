@@ -16,7 +16,7 @@ from coordinator.scheduling.rolling import SchedulerState
 
 def state(version: int, best: float | None = None) -> RunCheckpoint:
     balance = Balance(admitted=0, trained=0, lost={}, evicted={}, in_flight=0, buffered=0, taken=0)
-    return RunCheckpoint(FORMAT, version, SchedulerState(5, 40, [], balance), best, elapsed_s=1.5)
+    return RunCheckpoint(FORMAT, version, SchedulerState(5, 40, [], balance, [], 0), best, elapsed_s=1.5)
 
 
 async def ranks(directory: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_directory_without_checkpoints_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"format": 99, "anything": true}', "format 99, this program reads 1"),
+        (b'{"format": 99, "anything": true}', "format 99, this program reads 2"),
         (b"{", "not a run's checkpoint: Input data was truncated"),
         (b"\xff\xfe{}", "not a run's checkpoint"),
-        (b'{"format": 1, "version": 1}', "not a run's checkpoint: Object missing required field `scheduler`"),
-        (json.dumps({"format": 1, "version": "one"}).encode(), "not a run's checkpoint"),
+        (b'{"format": 2, "version": 1}', "not a run's checkpoint: Object missing required field `scheduler`"),
+        (json.dumps({"format": 2, "version": "one"}).encode(), "not a run's checkpoint"),
     ],
 )
 def test_a_foreign_or_damaged_checkpoint_is_one_clear_error(tmp_path: Path, content: bytes, message: str) -> None:

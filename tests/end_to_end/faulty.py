@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from actors.env.protocol import Observation, Step
+from actors.env.protocol import Observation, Step, is_held_out
 from actors.trajectory import Trajectory
 
 RAISES, NONSENSE, HANGS = 1, 2, 5
@@ -33,10 +33,24 @@ class MostlyFaulty:
 
 
 class Hopeless(MostlyFaulty):
-    """Not one episode ends."""
+    """Not one episode of training ends."""
+
+    def step(self, action: str) -> Step:
+        if not is_held_out(self._task):
+            raise ValueError("the wheel came off")
+        return super().step(action)
+
+
+class Unplayable(MostlyFaulty):
+    """Its first step fails already."""
 
     def step(self, action: str) -> Step:
         raise ValueError("the wheel came off")
+
+
+def hopeless(trajectory: Trajectory) -> float:
+    """Scores nothing."""
+    raise LookupError("no such score")
 
 
 def mostly_faulty(trajectory: Trajectory) -> float:

@@ -2,9 +2,8 @@
 
     1  Ctrl-C
     2  the engine is killed and the environment worker is killed (it goes on), then SIGTERM
-    3  the trainer's rank is killed
-    4  the control process is killed
-    5  the engine hangs (it goes on), then it runs to its end
+    3  the trainer's rank is killed (it goes back to the checkpoint and on), then the control process is killed
+    4  the engine hangs (it goes on), then it runs to its end
 
 What each must have led to is asserted in ``test_interruption`` and ``test_death``.
 """
@@ -46,7 +45,6 @@ class Story(NamedTuple):
     run: Run
     ctrl_c: Sitting
     sigterm: Sitting
-    trainer_killed: Sitting
     control_killed: Sitting
     last: Sitting
     end: int  # the last version
@@ -73,17 +71,16 @@ def tell(directory: Path) -> Story:
     with resumed(directory, "3") as command:
         command.wait_for("step ", timeout_s=START_S)
         os.kill(command.children()["trainer-0"], signal.SIGKILL)
-        trainer_killed = ended(command, START_S)
-    with resumed(directory, "4") as command:
-        command.wait_for("step ", timeout_s=START_S)
+        back = command.wait_for(r"the trainer is started again from version (\d+)", timeout_s=START_S)
+        command.wait_for(rf"step {int(back[1]) + BEYOND_THE_BUFFER}/", timeout_s=START_S)
         command.send(signal.SIGKILL)
         control_killed = ended(command, ENDED_S)
     end = control_killed.checkpoint["version"] + 12
-    with resumed(directory, "5", f"train.steps={end}", "coordinator.silence_s=4") as command:
+    with resumed(directory, "4", f"train.steps={end}", "coordinator.silence_s=4") as command:
         command.wait_for("step ", timeout_s=START_S)
         os.kill(command.children()["engine-0"], signal.SIGSTOP)
         last = ended(command, START_S)
-    return Story(Run.latest(directory), ctrl_c, sigterm, trainer_killed, control_killed, last, end)
+    return Story(Run.latest(directory), ctrl_c, sigterm, control_killed, last, end)
 
 
 def resumed(directory: Path, name: str, *overrides: str) -> AbstractContextManager[Command]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import FROZENLAKE, TINY, Run, separate_processes, training
-from tests.end_to_end.story import START_S, Story, goes_on
+from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance, separate_processes, training
+from tests.end_to_end.story import BATCH, BEYOND_THE_BUFFER, SIZE, START_S, Story, goes_on
+from tests.support.audit import audited_file
 from tests.support.zookeeper import running_servers
 
 
@@ -18,27 +19,36 @@ def test_a_killed_engine_is_restarted_brought_to_the_version_and_the_run_goes_on
     assert "engine engine-0 died (process engine-0" in story.sigterm.stderr
     assert "killed by SIGKILL" in story.sigterm.stderr
     joined = [event["message"] for event in story.run.events("control") if "engine-0 is up" in event["message"]]
-    assert len(joined) == 7  # five sittings, and twice more after it died
+    assert len(joined) == 7  # four sittings and a recovery, and twice more after it died
 
 
 def test_a_killed_environment_worker_is_restarted_and_the_run_goes_on(story: Story) -> None:
     assert re.search(r"^error: control: process env-worker-0 .* killed by SIGKILL", story.sigterm.stderr, re.MULTILINE)
     lost = story.sigterm.checkpoint["scheduler"]["balance"]["lost"]
-    assert lost.keys() <= {"interrupted", "env_worker_died"}  # what it played then, if anything, and nothing else
+    assert lost.keys() <= {"interrupted", "unsaved", "env_worker_died"}  # nothing but what ran when something ended
 
 
-def test_a_killed_trainer_ends_the_run_by_name_and_the_last_checkpoint_is_there(story: Story) -> None:
-    ended = story.trainer_killed
-    assert (ended.status, ended.leftovers) == (1, []), ended
+def test_a_killed_trainer_takes_the_run_back_to_its_checkpoint_and_it_goes_on(story: Story) -> None:
+    ended, version = story.control_killed, story.sigterm.checkpoint["version"]
+    assert re.search(r"^error: control: trainer on node control: process trainer-0 .* SIGKILL", ended.stderr, re.M)
+    assert f"the trainer is started again from version {version} (recovery 1 of 3)" in ended.stdout
     assert "Traceback" not in ended.stdout + ended.stderr
-    assert "process trainer-0" in ended.stderr.strip().splitlines()[-1]
-    assert "killed by SIGKILL" in ended.stderr.strip().splitlines()[-1]
-    assert ended.checkpoint == story.sigterm.checkpoint
 
 
 def test_the_children_of_a_killed_control_process_die_with_it(story: Story) -> None:
     assert (story.control_killed.status, story.control_killed.leftovers) == (-signal.SIGKILL, [])
     assert story.control_killed.checkpoint == story.sigterm.checkpoint
+
+
+def test_every_trajectory_of_all_sittings_is_trained_once_or_lost_with_a_reason(story: Story) -> None:
+    audit = audited_file(story.run.path / "ledger.jsonl")
+    counts = balance(story.last.stdout)
+    assert len(audit.state) == counts["admitted"]
+    assert len(audit.trained) == counts["trained"] == story.end * BATCH * SIZE
+    assert audit.lost.total() == counts["lost"]
+    assert audit.evicted.total() == counts["evicted"]
+    assert audit.resumes == 4  # three by --resume, one by itself
+    assert audit.lost["rolled_back"] >= BEYOND_THE_BUFFER  # at least two steps were undone, twice
 
 
 def test_an_engine_that_hangs_is_killed_restarted_and_the_run_completes(story: Story) -> None:

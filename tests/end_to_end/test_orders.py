@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from actors.core import Actor, Node, Ref, handler
-from actors.env.messages import LearnerVersion, Start
+from actors.env.messages import LearnerVersion, Noted, Start
 from actors.telemetry import SpansTaken
 from coordinator.admin import AdminDesk, RunState
 from coordinator.coordinator import Coordinator
+from coordinator.losses import LossWatch
 from coordinator.messages import Announce, Announced, Changed, Join, Pause, SetAlpha, Unpause, Welcome
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler, Rules
@@ -22,8 +24,9 @@ class Host(Actor):
         self.bounds: list[tuple[int, int]] = []
 
     @handler
-    async def start(self, message: Start) -> None:
+    async def start(self, message: Start) -> Noted:
         self.started += [ticket.id for ticket in message.tickets]
+        return Noted()
 
     @handler
     async def learner_version(self, message: LearnerVersion) -> None:
@@ -46,12 +49,21 @@ async def run_with(host: Host, node: Node) -> tuple[Ref, RollingScheduler]:
         spans=unexpected,
         desk=AdminDesk(RunState("run", 10), scheduler),
         warn=unexpected,
+        losses=LossWatch(10),
         silence_s=10.0,
     )
     ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
     env = await node.spawn(lambda: host, "env")
     await node.ask(ref, Announce("env", env), Announced, timeout_s=5.0)
     return ref, scheduler
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others have their turns."""
+    for _ in range(100):
+        if condition():
+            return
+        await asyncio.sleep(0)
 
 
 def test_resume_starts_what_a_pause_kept_back_though_nothing_else_happens() -> None:
@@ -62,7 +74,7 @@ def test_resume_starts_what_a_pause_kept_back_though_nothing_else_happens() -> N
             await node.ask(coordinator, Pause(), Changed, timeout_s=5.0)
             assert host.started == []
             await node.ask(coordinator, Unpause(), Changed, timeout_s=5.0)
-            await asyncio.sleep(0)  # the host's turn
+            await until(lambda: host.started)
         return host.started
 
     assert asyncio.run(scenario()) == ["t0", "t1", "t2", "t3"]
@@ -75,7 +87,7 @@ def test_a_raised_alpha_admits_more_at_once_and_env_hosts_hear_of_it() -> None:
             coordinator, scheduler = await run_with(host, node)
             scheduler.open()
             await node.ask(coordinator, SetAlpha(1), Changed, timeout_s=5.0)
-            await asyncio.sleep(0)
+            await until(lambda: len(host.started) == 8)
         return host
 
     host = asyncio.run(scenario())

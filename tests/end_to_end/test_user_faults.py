@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.end_to_end.runs import TINY, Run, balance, trained
@@ -42,15 +43,47 @@ def test_trajectories_that_a_users_code_spoils_are_lost_with_a_reason_and_the_ru
     assert counts.pop("admitted") == sum(counts.values())
 
 
-def test_a_run_in_which_nothing_succeeds_ends_by_its_deadline_and_says_why(tmp_path: Path) -> None:
-    overrides = ["scheduling.batch_timeout_s=4", "evaluation.episodes=0"]
-    ended = trained(tmp_path, job(tmp_path, "Hopeless"), *TINY, *overrides, timeout_s=TIMEOUT_S)
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "500 trajectories in a row were lost and none was stored (scheduling.losses_in_a_row); the last, t"),
+        pytest.param(
+            ["scheduling.losses_in_a_row=1000000", "scheduling.batch_timeout_s=4"],
+            "no batch within 4 s: 0 of 2 groups are complete",
+            marks=pytest.mark.deep,
+        ),
+    ],
+    ids=["many-losses", "no-batch"],
+)
+def test_a_run_in_which_nothing_succeeds_ends_and_says_why(tmp_path: Path, overrides: list[str], expected: str) -> None:
+    words = [*TINY, "evaluation.episodes=0", *overrides]
+    ended = trained(tmp_path, job(tmp_path, "Hopeless"), *words, timeout_s=TIMEOUT_S)
     assert (ended.status, ended.leftovers) == (1, []), ended
     assert "Traceback" not in ended.stdout + ended.stderr
     last = ended.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: control: no batch within 4 s: 0 of 2 groups are complete")
+    assert last.startswith(f"error: control: {expected}")
     assert "env_failed: environment instance t" in last
     assert "ValueError: the wheel came off (faulty.py, line " in last
     counts = balance(ended.stdout)
     assert counts["trained"] == 0
     assert counts.pop("admitted") == sum(counts.values())
+    report = (Run.latest(tmp_path).path / "report.html").read_text()
+    assert "ValueError: the wheel came off (faulty.py, line " in report
+    assert "env_failed" in report
+
+
+@pytest.mark.parametrize(
+    ("environment", "reward", "expected"),
+    [
+        ("Unplayable", "mostly_faulty", "environment.name: faulty:Unplayable failed at its first step 1: ValueError: "),
+        ("MostlyFaulty", "hopeless", "reward.function: faulty:hopeless failed on a first trajectory: LookupError: "),
+    ],
+)
+def test_a_job_whose_first_turn_fails_is_refused_before_anything_is_started(
+    tmp_path: Path, environment: str, reward: str, expected: str
+) -> None:
+    words = [job(tmp_path, environment), *TINY, f"reward.function=faulty:{reward}"]
+    ended = trained(tmp_path, *words, timeout_s=TIMEOUT_S)
+    assert ended.status == 2, ended
+    assert ended.stderr.startswith(f"error: {expected}")
+    assert not (tmp_path / "runs").exists()

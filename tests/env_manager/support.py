@@ -17,6 +17,7 @@ from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
     EnvState,
+    Noted,
     Outcome,
     ResetDone,
     ResetEnv,
@@ -31,7 +32,7 @@ from actors.proxy.engines.protocol import Completion, FinishReason, GenerateRequ
 from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
 from actors.reward.messages import Score, Scored
 from actors.settings import EnvironmentSettings, RolloutSettings
-from actors.trainer.messages import Discard, Store, Stored
+from actors.trainer.messages import Discard, Discarded, Store, Stored
 from actors.trajectory import Trajectory
 from bus.message import PeerLost
 
@@ -215,8 +216,9 @@ class ScriptedStore(Actor):
         return Stored()
 
     @handler
-    async def discard(self, message: Discard) -> None:
+    async def discard(self, message: Discard) -> Discarded:
         self.discarded += message.tickets
+        return Discarded()
 
 
 class Coordinator(Actor):
@@ -226,8 +228,9 @@ class Coordinator(Actor):
         self.outcomes: list[Outcome] = []
 
     @handler
-    async def take(self, message: Outcome) -> None:
+    async def take(self, message: Outcome) -> Noted:
         self.outcomes.append(message)
+        return Noted()
 
 
 class World:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.env.messages import Outcome, Ticket
+from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler, Rules
+
+
+class Written:
+    """A journal that can be read."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def write(self, events: Sequence[Event]) -> None:
+        self.events += events
+
+    def mark(self) -> int:
+        return len(self.events)
 
 
 def rules(alpha: int = 1, *, groups: int = 2, size: int = 2, redundant: int = 0) -> Rules:

@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 from actors.env.messages import Outcome, Ticket
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler, SchedulerState
-from tests.scheduling.support import lost, rules, started, stored
+from tests.scheduling.support import Written, lost, rules, started, stored
+from tests.support.audit import audited
 
 REASONS = st.sampled_from(["env_failed", "env_timeout", "stale", "engine_failed"])
 SIZE = 2
@@ -34,6 +35,7 @@ class Saved(msgspec.Struct):
     version: int
     held: dict[str, Ticket]
     trained: int
+    mark: int
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -41,7 +43,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made = RollingScheduler(rules(), Ledger())
+        self.journal = Written()
+        self.made = RollingScheduler(rules(), Ledger(self.journal))
         self.tickets: dict[str, Ticket] = {}
         self.running: dict[str, int | None] = {}
         self.buffered: dict[str, int] = {}
@@ -89,7 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(alpha=st.integers(0, 2), groups=st.integers(1, 2), redundant=st.integers(0, 1))
     def begin_run(self, alpha: int, groups: int, redundant: int) -> None:
-        self.made = RollingScheduler(rules(alpha, groups=groups, size=SIZE, redundant=redundant), Ledger())
+        self.made = RollingScheduler(rules(alpha, groups=groups, size=SIZE, redundant=redundant), Ledger(self.journal))
         self.made.open()
         self.follow()
 
@@ -201,7 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def checkpoint(self) -> None:
         state = msgspec.json.encode(self.made.state())
         held = {id_: self.tickets[id_] for id_ in (*self.buffered, *self.taken)}
-        self.saved = Saved(state, self.made.version, held, self.trained)
+        self.saved = Saved(state, self.made.version, held, self.trained, len(self.journal.events))
 
     @precondition(lambda self: self.saved is not None)
     @rule(data=st.data())
@@ -210,8 +213,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         saved = self.saved
         state = msgspec.json.decode(saved.state, type=SchedulerState)
         held = set(data.draw(st.lists(st.sampled_from(sorted(saved.held)), unique=True))) if saved.held else set()
-        self.made = RollingScheduler(self.made.rules, Ledger())
-        self.made.restore(state, saved.version, [*held, "foreign"])
+        acknowledged = [*self.buffered, *self.taken]
+        since = self.journal.events[saved.mark :]
+        self.made = RollingScheduler(self.made.rules, Ledger(self.journal))
+        self.made.restore(state, saved.version, [*held, "foreign"], since=since, acknowledged=acknowledged)
         assert "foreign" in self.made.to_discard
         discarded = set(self.made.to_discard)
         self.made.to_discard = []
@@ -223,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if id_ in held - discarded
         }
         self.running, self.taken, self.gone = {}, [], []
-        self.tickets = {id_: saved.held[id_] for id_ in self.buffered}
+        self.tickets |= {id_: saved.held[id_] for id_ in self.buffered}  # no name is ever given twice
         self.trained, self.served = saved.trained, saved.version
         self.next_group = state.next_group
         self.rerun_groups = {group.index for group in state.groups}
@@ -241,6 +246,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert balance.buffered == len(self.buffered)
         assert balance.taken == len(self.taken)
         assert balance.trained == self.trained
+
+    def teardown(self) -> None:
+        """The journal tells the same story, of all sittings, to somebody who knows nothing else."""
+        audit = audited(msgspec.to_builtins(event) for event in self.journal.events)
+        balance = self.made.ledger.balance()
+        assert len(audit.state) == balance.admitted
+        assert len(audit.trained) == balance.trained
+        assert +audit.lost == balance.lost
+        assert +audit.evicted == balance.evicted
 
     @invariant()
     def groups_are_whole(self) -> None:

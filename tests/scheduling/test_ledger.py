@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from actors.env.messages import Ticket
+from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Balance, Ledger, LedgerError
-from tests.scheduling.support import stored
+from tests.scheduling.support import Written, stored
 
 
 def ticket(id_: str) -> Ticket:
@@ -26,7 +29,7 @@ def test_every_way_to_end_is_counted_under_its_name() -> None:
     for id_ in "abd":
         ledger.buffer(stored(id_))
     ledger.take(["a", "b"])
-    ledger.train(["a"])
+    ledger.train(["a"], 1)
     ledger.lose("c", "env_failed")
     ledger.evict("d", "stale")
     ledger.evict("e", "straggler")
@@ -89,11 +92,77 @@ def test_a_taken_ticket_is_not_evicted_under_the_step_that_trains_on_it() -> Non
     assert ledger.balance().holds
 
 
-def test_what_was_live_and_is_not_buffered_any_more_was_lost_by_the_interruption() -> None:
-    before = Balance(admitted=10, trained=3, lost={"x": 1}, evicted={"stale": 1}, in_flight=2, buffered=2, taken=1)
-    ledger = Ledger()
-    ledger.restore(before, [ticket("t1"), ticket("t2")])
+def test_the_journal_has_every_transition() -> None:
+    journal = Written()
+    ledger = Ledger(journal)
+    for id_ in "abcd":
+        ledger.admit(ticket(id_))
+    ledger.buffer(stored("a", version=3))
+    ledger.take(["a"])
+    ledger.train(["a"], 4)
+    ledger.lose("b", "env_failed", "the wheel came off")
+    ledger.evict("c", "stale")
+    assert journal.events == [
+        *(Event("admitted", [id_]) for id_ in "abcd"),
+        Event("stored", ["a"], 3),
+        Event("trained", ["a"], 4),
+        Event("lost", ["b"], reason="env_failed", detail="the wheel came off"),
+        Event("evicted", ["c"], reason="stale"),
+    ]
+    assert ledger.live() == ["d"]
+
+
+def test_a_transition_that_the_journal_cannot_take_does_not_happen() -> None:
+    class Full(Written):
+        def write(self, events: Sequence[Event]) -> None:
+            raise OSError("no space left on device")
+
+    ledger = Ledger(Full())
+    with pytest.raises(OSError, match="no space left"):
+        ledger.admit(ticket("a"))
+    assert (ledger.admitted, ledger.live()) == (0, [])
+
+
+def test_going_back_to_a_checkpoint_counts_everything_since_under_a_reason() -> None:
+    """At the checkpoint a and b are buffered, c runs and 4 have ended. Since then a was trained on, b evicted, c and d
+    stored, e trained on, f lost, g and h run; of h the store has heard. The checkpoint's buffer is a alone: the bytes
+    of b are gone."""
+    before = Balance(admitted=7, trained=3, lost={"x": 1}, evicted={}, in_flight=1, buffered=2, taken=0)
+    since = [
+        *(Event("admitted", [id_]) for id_ in "defgh"),
+        *(Event("stored", [id_], 1) for id_ in "cde"),
+        Event("evicted", ["b"], reason="stale"),
+        Event("trained", ["a", "e"], 2),
+        Event("lost", ["f"], reason="x"),
+    ]
+    journal = Written()
+    ledger = Ledger(journal)
+    ledger.restore(before, ["a", "b", "c"], [ticket("a")], version=1, since=since, acknowledged=["a", "h", "stranger"])
     after = ledger.balance()
-    assert after.lost == {"x": 1, "interrupted": 3}
-    assert (after.buffered, after.in_flight, after.taken) == (2, 0, 0)
+    assert after == Balance(
+        admitted=12,
+        trained=3,
+        lost={"x": 2, "unsaved": 3, "rolled_back": 1, "interrupted": 1},
+        evicted={"stale": 1},
+        in_flight=0,
+        buffered=1,
+        taken=0,
+    )
     assert after.holds
+    assert journal.events == [
+        Event("resumed", ["a"], 1),
+        Event("lost", ["c", "d", "h"], reason="unsaved"),
+        Event("lost", ["e"], reason="rolled_back"),
+        Event("lost", ["g"], reason="interrupted"),
+    ]
+
+
+def test_going_back_twice_to_one_checkpoint_counts_the_same_once() -> None:
+    before = Balance(admitted=2, trained=0, lost={}, evicted={}, in_flight=1, buffered=1, taken=0)
+    since = [Event("trained", ["a"], 1), Event("admitted", ["c"])]
+    journal = Written()
+    Ledger(journal).restore(before, ["a", "b"], [ticket("a")], version=0, since=since)
+    again = Ledger()
+    again.restore(before, ["a", "b"], [ticket("a")], version=0, since=[*since, *journal.events])
+    assert again.balance() == Balance(3, 0, {"interrupted": 2}, {}, 0, 1, 0)
+    assert again.balance().holds

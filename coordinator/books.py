@@ -1,0 +1,66 @@
+"""A run's scheduler with its ledger, as its directory has them: fresh, or gone back to a checkpoint.
+
+Invariant: every ticket of every sitting stays accounted for: what the checkpoint does not know is read from the
+ledger's journal and from the trajectory store, and is counted under a reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from actors.trainer.store import StoreCorrupt, read_records
+from actors.trainer.trainer import BUFFER_FILE
+from coordinator.checkpoints import RunCheckpoint
+from coordinator.job import Job
+from coordinator.observe.rundir import RunDirectory
+from coordinator.scheduling.journal import FileJournal, read_journal
+from coordinator.scheduling.ledger import Ledger
+from coordinator.scheduling.rolling import NOTHING_YET, RollingScheduler, Rules
+
+log = logging.getLogger(__name__)
+
+
+class Books:
+    """See the module docstring; for a run that trains."""
+
+    def __init__(
+        self, job: Job, directory: RunDirectory, checkpoint: RunCheckpoint | None, checkpoint_directory: Path | None
+    ) -> None:
+        """Raises ``OSError`` where they cannot be read or written."""
+        held = _tickets(checkpoint_directory / BUFFER_FILE) if checkpoint_directory is not None else []
+        state, version = (checkpoint.scheduler, checkpoint.version) if checkpoint is not None else (NOTHING_YET, 0)
+        since = read_journal(directory.ledger, state.journal)
+        self._journal = FileJournal(directory.ledger)
+        self.scheduler = RollingScheduler(rules_of(job), Ledger(self._journal))
+        if checkpoint is not None or since:
+            acknowledged = _tickets(directory.path / "store" / BUFFER_FILE)
+            self.scheduler.restore(state, version, held, since=since, acknowledged=acknowledged)
+
+    def close(self) -> None:
+        """Raises ``OSError``."""
+        self._journal.close()
+
+
+def rules_of(job: Job) -> Rules:
+    """What a job says about admission."""
+    return Rules(
+        job.train.groups_per_step,
+        job.train.group_size,
+        job.scheduling.alpha,
+        job.scheduling.redundant_groups,
+        job.rollout.temperature,
+        job.seed,
+    )
+
+
+def _tickets(path: Path) -> list[str]:
+    """Whose trajectories a store's file holds. One that cannot be read has none: the next sitting begins it anew."""
+    found: list[str] = []
+    try:
+        if path.exists():
+            for trajectory, _ in read_records(path):
+                found.append(trajectory.ticket)
+    except StoreCorrupt as error:
+        log.warning("%s; what follows there is not used", error)
+    return found
