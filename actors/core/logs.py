@@ -41,7 +41,7 @@ def configure_logging(
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{node.replace('/', '-')}.log"
-    to_file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    to_file = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     to_file.setFormatter(JsonFormatter(node, job))
     to_people: logging.Handler = logging.StreamHandler(stderr) if stderr else _StderrHandler()
     to_people.setLevel(logging.WARNING)
@@ -100,6 +100,20 @@ class ReadableFormatter(logging.Formatter):
         named = ", ".join(f"{field} {getattr(record, field)}" for field in FIELDS if hasattr(record, field))
         text = f"{record.levelname.lower()}: {self._node}: {record.getMessage()}" + (f" ({named})" if named else "")
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _LogFile(logging.FileHandler):
+    """A file that may lie on a full disk: that is said once, and nothing else suffers from it."""
+
+    _told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError) and not self._told:
+            self._told = True
+            print(f"warning: {self.baseFilename} cannot be written, and will have gaps: {error}", file=sys.stderr)
+        elif not isinstance(error, OSError):
+            super().handleError(record)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

@@ -1,9 +1,10 @@
 """The trajectory store: bytes of scored trajectories, durable before they are acknowledged.
 
 Invariant: ``put`` returns only after the record has left this process, so the death of any process loses nothing that
-was acknowledged (a machine that loses power goes back to the last checkpoint, which is synced). Each record carries
-its length and checksums of both: a torn record at the end of a file (a crash in the middle of a write) is cut off with
-a warning, anything else that does not fit is an error. The file is rewritten once most of it is of no use any more.
+was acknowledged (a machine that loses power goes back to the last checkpoint, which is synced); where it raises, the
+file is as it was before. Each record carries its length and checksums of both: a torn record at the end of a file (a
+crash in the middle of a write) is cut off with a warning, anything else that does not fit is an error. The file is
+rewritten once most of it is of no use any more.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class TrajectoryStore:
                 self._note(trajectory, end - self._file_bytes)
                 self._file_bytes = end
             os.truncate(path, self._file_bytes)  # what follows a torn record could not be read again
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,14 +64,23 @@ class TrajectoryStore:
         return ticket in self._held
 
     def put(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory; a ticket that is here already is left alone (the same message sent twice)."""
+        """Keep a trajectory; a ticket that is here already is left alone (the same message sent twice). Raises
+        ``OSError``, on a full disk for example."""
         if trajectory.ticket in self._held:
             return
         record = _record(trajectory)
-        self._file.write(record)
-        self._file.flush()
+        try:
+            self._append(record)
+        except OSError as error:
+            self._file.truncate(self._file_bytes)  # what follows a torn record could not be read again
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         self._file_bytes += len(record)
         self._note(trajectory, len(record))
+
+    def _append(self, record: bytes) -> None:
+        rest = memoryview(record)
+        while rest:  # a nearly full disk may shorten a write
+            rest = rest[self._file.write(rest) :]
 
     def _note(self, trajectory: Trajectory, size: int) -> None:
         self._held[trajectory.ticket] = trajectory
@@ -89,19 +99,26 @@ class TrajectoryStore:
                 del self._bytes[ticket]
         live = sum(self._bytes.values())
         if self._file_bytes > 2 * live + SLACK_BYTES:
-            self.compact()
+            try:
+                self.compact()
+            except OSError as error:  # the file stays as long as it is
+                log.warning("the trajectory store cannot be rewritten: %s", error)
 
     def held(self) -> list[Trajectory]:
         """What is here now, in the order of arrival."""
         return list(self._held.values())
 
     def compact(self) -> None:
-        """Rewrite the file with what is still held, atomically."""
+        """Rewrite the file with what is still held, atomically. Raises ``OSError``; it is then as it was."""
         fresh = self._path.with_suffix(".new")
-        self._file_bytes = write_records(fresh, self.held())
+        try:
+            size = write_records(fresh, self.held())
+            file = fresh.open("ab", buffering=0)
+            os.replace(fresh, self._path)
+        finally:
+            fresh.unlink(missing_ok=True)
         self._file.close()
-        os.replace(fresh, self._path)
-        self._file = self._path.open("ab")
+        self._file, self._file_bytes = file, size
 
     def close(self) -> None:
         self._file.close()

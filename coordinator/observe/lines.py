@@ -30,12 +30,19 @@ class LineWriter:
         self.write_all([record])
 
     def write_all(self, records: Iterable[msgspec.Struct]) -> None:
-        """Append several records in one ``write``. Raises ``OSError`` (a full disk), ``ValueError`` when closed."""
+        """Append several records in one ``write``, all or none. Raises ``OSError`` (a full disk), ``ValueError`` when
+        closed."""
         if self._descriptor < 0:
             raise ValueError(f"{self.path}: closed; nothing can be appended")
         data = memoryview(b"".join(self._encoded(record) + b"\n" for record in records))
-        while data:  # a signal or a nearly full disk may shorten a write
-            data = data[os.write(self._descriptor, data) :]
+        written = 0
+        try:
+            while written < len(data):  # a signal or a nearly full disk may shorten a write
+                written += os.write(self._descriptor, data[written:])
+        except OSError as error:
+            if written:
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def _encoded(self, record: msgspec.Struct) -> bytes:
         try:

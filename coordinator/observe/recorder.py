@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +76,7 @@ class Recorder:
         self._trend = _last_trend(run) if resumed_version is not None else None
         self._sampled = deque([Sampled(0, time.monotonic())], maxlen=RATE_STEPS)
         self._last_report = time.monotonic()
+        self._missing: set[str] = set()  # kinds of records that could not be written
 
     @property
     def elapsed_s(self) -> float:
@@ -120,26 +121,25 @@ class Recorder:
         )
         self._sampled.append(facts.sampled)
         for tracker in self._trackers:
-            tracker.log_step(record)
+            self._keep("metrics", lambda tracker=tracker: tracker.log_step(record))
         self.progress.step(record)
         for outcome in sorted(facts.outcomes, key=lambda outcome: -outcome.reward)[:SAMPLES_PER_STEP]:
             self.sample(outcome)
         if now - self._last_report > REPORT_EVERY_S:
             self._last_report = now
-            write_report(self._run)
+            self._keep("report", lambda: write_report(self._run))
         return record
 
     def sample(self, outcome: Outcome) -> None:
         """Keep a trajectory for people to read."""
-        self._run.add_sample(
-            SampleRecord(
-                ticket=outcome.ticket,
-                version=outcome.initiating_version,
-                reward=outcome.reward,
-                success=outcome.success,
-                transcript=outcome.transcript,
-            )
+        sample = SampleRecord(
+            ticket=outcome.ticket,
+            version=outcome.initiating_version,
+            reward=outcome.reward,
+            success=outcome.success,
+            transcript=outcome.transcript,
         )
+        self._keep("samples", lambda: self._run.add_sample(sample))
 
     def evaluation(self, version: int, outcomes: Sequence[Outcome]) -> EvalRecord:
         """Record one evaluation. Episodes that were lost count as failures."""
@@ -151,20 +151,29 @@ class Recorder:
             turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
         )
         for tracker in self._trackers:
-            tracker.log_evaluation(record)
+            self._keep("metrics", lambda tracker=tracker: tracker.log_evaluation(record))
         self.progress.evaluation(record)
         return record
 
     def spans(self, message: SpansTaken) -> None:
         """Keep spans for the timeline."""
-        self._timeline.write_all(message.spans)
+        self._keep("timeline", lambda: self._timeline.write_all(message.spans))
 
     def close(self, status: str) -> None:
         """Write the last report; nothing is recorded afterwards."""
         for tracker in self._trackers:
-            tracker.close()
-        self._timeline.close()
-        write_report(self._run, status=status)
+            self._keep("metrics", tracker.close)
+        self._keep("timeline", self._timeline.close)
+        self._keep("report", lambda: write_report(self._run, status=status))
+
+    def _keep(self, what: str, write: Callable[[], object]) -> None:
+        """Write something that a run can do without, as on a full disk."""
+        try:
+            write()
+        except OSError as error:
+            if what not in self._missing:
+                self._missing.add(what)
+                self.progress.warn(f"{what} cannot be written, and will have gaps: {error}")
 
 
 def _last_trend(run: RunDirectory) -> float | None:

@@ -58,3 +58,8 @@ def mostly_faulty(trajectory: Trajectory) -> float:
     if trajectory.task == UNSCORABLE:
         raise LookupError("no such score")
     return float("nan") if trajectory.task == NO_NUMBER else trajectory.env_return
+
+
+def paid(trajectory: Trajectory) -> float:
+    """What the environment paid, by a function of one's own."""
+    return trajectory.env_return

@@ -114,6 +114,10 @@ class Command:
         except subprocess.TimeoutExpired:
             raise TookTooLong(f"{self._name} did not end within {timeout_s:g} s\n{self.said()}") from None
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def until(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
         """Wait while the command runs. Raises ``TookTooLong``, also where the command ends first."""
 

@@ -15,6 +15,7 @@ import pytest
 from actors.trainer import store as store_module
 from actors.trainer.store import StoreCorrupt, TrajectoryStore, UnknownTrajectory, read_records, write_records
 from bus.codec import dumps
+from tests.support.disks import files_up_to
 from tests.trainer_actor.support import trajectory
 
 
@@ -157,3 +158,29 @@ def test_a_store_can_start_from_a_checkpoints_copy_instead_of_its_own_file(tmp_p
     store.put(trajectory("c"))
     assert [held.ticket for held, _ in read_records(path)] == ["a", "b", "c"]
     assert [held.ticket for held, _ in read_records(copy)] == ["a", "b"]
+
+
+def test_a_full_disk_refuses_a_trajectory_by_name_and_leaves_the_file_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    record = len(filled(tmp_path / "one", "a"))
+    store = TrajectoryStore(path)
+    store.put(trajectory("a"))
+    with files_up_to(record + record // 2), pytest.raises(OSError, match=r"File too large: '.*log'"):
+        store.put(trajectory("b"))
+    assert ("b" in store, path.stat().st_size) == (False, record)
+    store.put(trajectory("c"))
+    assert [held.ticket for held, _ in read_records(path)] == ["a", "c"]
+
+
+def test_a_full_disk_keeps_a_store_from_being_rewritten_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    record = len(filled(path, "a", "b", "c")) // 3
+    monkeypatch.setattr(store_module, "SLACK_BYTES", -3 * record)
+    store = TrajectoryStore(path)
+    with files_up_to(record):
+        store.drop(["b"])
+    assert tickets(store) == ["a", "c"]
+    assert [held.ticket for held, _ in read_records(path)] == ["a", "b", "c"]
+    assert os.listdir(tmp_path) == ["log"]
