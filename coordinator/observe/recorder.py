@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -121,7 +122,7 @@ class Recorder:
         )
         self._sampled.append(facts.sampled)
         for tracker in self._trackers:
-            self._keep("metrics", lambda tracker=tracker: tracker.log_step(record))
+            self._keep("metrics", partial(tracker.log_step, record))
         self.progress.step(record)
         for outcome in sorted(facts.outcomes, key=lambda outcome: -outcome.reward)[:SAMPLES_PER_STEP]:
             self.sample(outcome)
@@ -151,7 +152,7 @@ class Recorder:
             turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
         )
         for tracker in self._trackers:
-            self._keep("metrics", lambda tracker=tracker: tracker.log_evaluation(record))
+            self._keep("metrics", partial(tracker.log_evaluation, record))
         self.progress.evaluation(record)
         return record
 
