@@ -47,6 +47,20 @@ class RolloutSettings(Settings, frozen=True):
     affinity: dict[str, str] = {}  # environment or "default" -> hardware class
 
 
+class SftSettings(Settings, frozen=True):
+    """How ``bin/sft`` imitates demonstrations; the rest of a step is as ``train`` says."""
+
+    data: str | None = None  # a dump, a run that has recorded, or chats as JSONL (relative to the job file)
+    select: Literal["all", "successful"] = "all"  # which recorded trajectories are imitated
+    top_return: float = 1.0  # of those, the share with the highest return
+    held_out: float = 0.1  # share of the demonstrations that is only measured on
+    epochs: int = 3
+    batch_size: int = 32  # demonstrations of one step
+    learning_rate: float = 1e-3
+    warmup_steps: int = 0
+    evaluate_every: int = 10  # steps between two measurements of the held-out loss; it is measured at the end, too
+
+
 class TrainSettings(Settings, frozen=True):
     """What a step of training is."""
 
@@ -72,4 +86,5 @@ class TrainSettings(Settings, frozen=True):
     aggregation: Literal["token", "sequence"] = "token"  # how per-token losses are averaged
     entropy_bonus: float = 0.0
     micro_batch_tokens: int = 8192  # computed tokens of one forward pass: padding counts, a shared prefix once
+    record: bool = False  # keep what every step is made of, to train on, imitate or replay it later
     step_timeout_s: float = 600.0

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from actors.policy import Policy, Qwen3Shape
-from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, TrainSettings
+from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
 from coordinator.metadata.spec import parse_spec
 
 
@@ -60,6 +60,7 @@ class Job(Settings, frozen=True):
     reward: RewardSettings = RewardSettings()
     rollout: RolloutSettings = RolloutSettings()
     train: TrainSettings = TrainSettings()
+    sft: SftSettings = SftSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
@@ -139,6 +140,7 @@ def check(job: Job) -> None:
         raise JobError(
             f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}"
         )
+    _check_shares(job.sft)
     if job.train.backend == "torch" and job.train.tensor_parallel != 1:
         raise JobError("train.tensor_parallel: the torch backend runs in one process; use train.backend=megatron")
     if job.policy.path is None:
@@ -176,6 +178,9 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "train.tis_cap": job.train.tis_cap,
         "train.micro_batch_tokens": job.train.micro_batch_tokens,
         "train.step_timeout_s": job.train.step_timeout_s,
+        "sft.epochs": job.sft.epochs,
+        "sft.batch_size": job.sft.batch_size,
+        "sft.learning_rate": job.sft.learning_rate,
         "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
         "scheduling.losses_in_a_row": job.scheduling.losses_in_a_row,
         "checkpoint.keep": job.checkpoint.keep,
@@ -194,12 +199,21 @@ def _not_negative(job: Job) -> dict[str, float]:
         "train.clip_low": job.train.clip_low,
         "train.clip_high": job.train.clip_high,
         "train.advantage_epsilon": job.train.advantage_epsilon,
+        "sft.warmup_steps": job.sft.warmup_steps,
+        "sft.evaluate_every": job.sft.evaluate_every,
         "scheduling.alpha": job.scheduling.alpha,
         "scheduling.redundant_groups": job.scheduling.redundant_groups,
         "evaluation.every": job.evaluation.every,
         "evaluation.episodes": job.evaluation.episodes,
         "checkpoint.every": job.checkpoint.every,
     }
+
+
+def _check_shares(sft: SftSettings) -> None:
+    if not 0 < sft.top_return <= 1:
+        raise JobError(f"sft.top_return: expected a share above 0 and up to 1, found {sft.top_return}")
+    if not 0 <= sft.held_out < 1:
+        raise JobError(f"sft.held_out: expected a share from 0 to below 1, found {sft.held_out}")
 
 
 def _check_shape(shape: Qwen3Shape) -> None:

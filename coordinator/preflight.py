@@ -30,14 +30,7 @@ T = TypeVar("T")
 
 def check_job(job: Job, job_directory: Path) -> None:
     """Raises ``JobError`` naming the setting."""
-    facts = policy_facts(job)
-    try:
-        tokenizer = load_tokenizer(job.policy)
-        framing = framing_for(tokenizer)
-    except TokenizerError as error:
-        raise JobError(f"policy.tokenizer: {error}") from None
-    if tokenizer.vocab_size > facts.vocab_size:
-        raise JobError(f"policy: the tokenizer has {tokenizer.vocab_size} ids, the model {facts.vocab_size} embeddings")
+    framing = check_policy(job)
     opening = _within(
         job.environment.step_timeout_s,
         f"environment.name: {job.environment.name}: importing it, making one, its first reset and step and the reward",
@@ -49,6 +42,19 @@ def check_job(job: Job, job_directory: Path) -> None:
             f"rollout.max_model_len: the first prompt alone has {opening} tokens; with "
             f"{job.rollout.max_tokens_per_turn} more the limit of {limit} is exceeded"
         )
+
+
+def check_policy(job: Job) -> Framing:
+    """The part of it that concerns model and tokenizer; returns how texts become tokens. Raises ``JobError``."""
+    facts = policy_facts(job)
+    try:
+        tokenizer = load_tokenizer(job.policy)
+        framing = framing_for(tokenizer)
+    except TokenizerError as error:
+        raise JobError(f"policy.tokenizer: {error}") from None
+    if tokenizer.vocab_size > facts.vocab_size:
+        raise JobError(f"policy: the tokenizer has {tokenizer.vocab_size} ids, the model {facts.vocab_size} embeddings")
+    return framing
 
 
 def _rehearsal(job: Job, job_directory: Path, framing: Framing) -> int:

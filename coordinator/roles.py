@@ -24,9 +24,11 @@ from actors.proxy.fleet import EngineFleet
 from actors.proxy.proxy import LLMProxy
 from actors.reward.reward import RewardActor
 from actors.telemetry import Spans, report_spans
+from actors.trainer.batches import BatchFiles
 from actors.trainer.store import TrajectoryStore
 from actors.trainer.trainer import BUFFER_FILE, Trainer
 from actors.weightsync.sync import WeightSync
+from coordinator.dumping import manifest_of
 from coordinator.job import Job
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
@@ -216,6 +218,7 @@ async def start_trainer(context: RoleContext) -> None:
         specs,
         context.environment(places[0]),
         context.failed("trainer"),
+        batches=BatchFiles(context.run_directory, manifest_of(job), record=job.train.record),
         silence_s=job.coordinator.silence_s,
     )
     ref = await context.node.spawn(lambda: trainer, "trainer", restarts=0)

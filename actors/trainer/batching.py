@@ -19,17 +19,23 @@ class BadGroup(ValueError):
     """A group that cannot be trained on; the message names it."""
 
 
-def make_batch(groups: Sequence[Sequence[Trajectory]], settings: TrainSettings) -> TrainBatch:
+def make_batch(groups: Sequence[Sequence[Trajectory]], settings: TrainSettings, *, strict: bool = True) -> TrainBatch:
     """Advantages within each group, segments flattened, allowed sets interned. Groups are of one size. Raises
-    ``BadGroup``."""
+    ``BadGroup``, also for rewards that are not finite unless, to look at them, not ``strict``: the advantages of such a
+    group are NaN."""
     sizes = {len(group) for group in groups}
     if len(sizes) != 1:
         raise BadGroup(f"expected groups of one size, found sizes {sorted(sizes)}")
     rewards = np.array([[trajectory.reward for trajectory in group] for group in groups], np.float64)
-    if not np.isfinite(rewards).all():
+    finite = np.isfinite(rewards).all(axis=1)
+    if strict and not finite.all():
         named = [t.ticket for group in groups for t in group if not np.isfinite(t.reward)]
         raise BadGroup(f"rewards that are not finite: {', '.join(named)}")
-    advantages = group_advantages(rewards, scale=settings.scale_advantages, epsilon=settings.advantage_epsilon)
+    advantages = np.full(rewards.shape, np.nan)
+    if finite.any():
+        advantages[finite] = group_advantages(
+            rewards[finite], scale=settings.scale_advantages, epsilon=settings.advantage_epsilon
+        )
     sets: list[np.ndarray] = []
     index_of: dict[bytes, int] = {}
     sequences: list[TrainSequence] = []
@@ -38,6 +44,17 @@ def make_batch(groups: Sequence[Sequence[Trajectory]], settings: TrainSettings) 
             local = np.array([_intern(ids, sets, index_of) for ids in trajectory.allowed_sets], np.int32)
             sequences += (_sequence(trajectory, segment, float(advantage), local) for segment in trajectory.segments)
     return TrainBatch(sequences, sets)
+
+
+def imitation_batch(trajectories: Sequence[Trajectory]) -> TrainBatch:
+    """The same arrays for imitation: every trajectory counts, whatever its reward."""
+    sets: list[np.ndarray] = []
+    index_of: dict[bytes, int] = {}
+    sequences: list[TrainSequence] = []
+    for trajectory in trajectories:
+        local = np.array([_intern(ids, sets, index_of) for ids in trajectory.allowed_sets], np.int32)
+        sequences += (_sequence(trajectory, segment, 0.0, local) for segment in trajectory.segments)
+    return TrainBatch(sequences, sets, "imitation")
 
 
 def _sequence(trajectory: Trajectory, segment: Segment, advantage: float, local: np.ndarray) -> TrainSequence:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from actors.core.ref import Ref
-from actors.trainer.backends.protocol import TrainBatch
+from actors.trainer.backends.protocol import Inspection, TrainBatch
 from actors.trajectory import Trajectory
 from actors.weightsync.manifest import Manifest
 
@@ -51,6 +52,51 @@ class Trained(msgspec.Struct, frozen=True):
     statistics: dict[str, float]
 
 
+class Imitate(msgspec.Struct, frozen=True):
+    """One optimiser step that makes what was sampled in these trajectories more likely: from ``version`` to
+    ``version + 1``, which nobody is told about."""
+
+    version: int
+    trajectories: list[Trajectory]
+    learning_rate: float
+
+
+class Imitated(msgspec.Struct, frozen=True):
+    statistics: dict[str, float]
+
+
+class ScoreTrajectories(msgspec.Struct, frozen=True):
+    """How likely is what was sampled in these trajectories?"""
+
+    trajectories: list[Trajectory]
+
+
+class LogProbabilities(msgspec.Struct, frozen=True):
+    """Of each sampled token; one array for each segment, in order: float32 [T], 0 where nothing was sampled."""
+
+    segments: list[np.ndarray]
+
+
+class InspectGroups(msgspec.Struct, frozen=True):
+    """What would a step on these groups do? ``imitate``: one of imitation, which knows no groups."""
+
+    groups: list[list[Trajectory]]
+    imitate: bool = False
+
+
+class InspectedGroups(msgspec.Struct, frozen=True):
+    """``batch`` is what the groups were made into."""
+
+    batch: TrainBatch
+    inspection: Inspection
+
+
+class WriteModel(msgspec.Struct, frozen=True):
+    """Write the weights as ``model.safetensors`` into an existing directory."""
+
+    directory: str
+
+
 class GetWeights(msgspec.Struct, frozen=True):
     """Answered once all ranks are up: the version they start from."""
 
@@ -86,11 +132,24 @@ class RunStep(msgspec.Struct, frozen=True):
     version: int
     batch: TrainBatch
     learning_rate: float
+    publish: bool = True  # whether anybody will want the new weights
 
 
 class StepResult(msgspec.Struct, frozen=True):
     statistics: dict[str, float]
     weights: Weights | None  # from rank 0
+
+
+class ScoreBatch(msgspec.Struct, frozen=True):
+    """Answered with ``LogProbabilities``."""
+
+    batch: TrainBatch
+
+
+class InspectBatch(msgspec.Struct, frozen=True):
+    """Answered with ``Inspection``."""
+
+    batch: TrainBatch
 
 
 class SaveRank(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,15 +23,20 @@ from actors.core.hosting import ChildContext, read_settings, run_child
 from actors.settings import TrainSettings
 from actors.telemetry import Spans, report_spans
 from actors.trainer.backends import make_backend
-from actors.trainer.backends.protocol import Backend
+from actors.trainer.backends.protocol import Backend, Inspection
+from actors.trainer.export import write_weights
 from actors.trainer.messages import (
+    InspectBatch,
+    LogProbabilities,
     RankReady,
     RankSaved,
     RunStep,
     SaveRank,
+    ScoreBatch,
     StepResult,
     Weights,
     Welcomed,
+    WriteModel,
 )
 from actors.weightsync.manifest import Manifest
 from actors.weightsync.publisher import Snapshot, WeightPublisher
@@ -99,7 +105,30 @@ class RankActor(Actor):
             return statistics
 
         statistics = await self._run(work)
-        return StepResult(statistics, await self.publish(message.version))
+        return StepResult(statistics, await self.publish(message.version) if message.publish else None)
+
+    @handler(concurrent=True)
+    async def score(self, message: ScoreBatch) -> LogProbabilities:
+        return LogProbabilities(await self._run(lambda: self._backend.logprobs(message.batch)))
+
+    @handler(concurrent=True)
+    async def inspect(self, message: InspectBatch) -> Inspection:
+        return await self._run(lambda: self._backend.inspect(message.batch))
+
+    @handler(concurrent=True)
+    async def write_model(self, message: WriteModel) -> RankSaved:
+        """Collective, as every export; rank 0 writes."""
+        start = time.time()
+
+        def work() -> None:
+            tensors = self._backend.export()
+            if self._settings.rank == 0:
+                write_weights(Path(message.directory), tensors)
+            else:
+                deque(tensors, maxlen=0)
+
+        await self._run(work)
+        return RankSaved(time.time() - start)
 
     async def publish(self, version: int) -> Weights | None:
         """Snapshot the weights as ``version`` (collective); rank 0 returns where to fetch them."""

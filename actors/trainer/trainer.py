@@ -12,24 +12,35 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
-from actors.core import Actor, Ref, handler
+from actors.core import Actor, handler
 from actors.core.hosting import ChildSpec
 from actors.core.process import Child, start_child
 from actors.settings import TrainSettings
-from actors.trainer.batching import make_batch
+from actors.trainer.backends.protocol import Inspection
+from actors.trainer.batches import BatchFiles
+from actors.trainer.batching import imitation_batch, make_batch
 from actors.trainer.messages import (
     Discard,
     Discarded,
     GetWeights,
+    Imitate,
+    Imitated,
+    InspectBatch,
+    InspectedGroups,
+    InspectGroups,
+    LogProbabilities,
     RankReady,
     RankSaved,
     RunStep,
     SaveCheckpoint,
     Saved,
     SaveRank,
+    ScoreBatch,
+    ScoreTrajectories,
     StepResult,
     Store,
     Stored,
@@ -37,10 +48,12 @@ from actors.trainer.messages import (
     Trained,
     Weights,
     Welcomed,
+    WriteModel,
 )
 from actors.trainer.store import TrajectoryStore, write_records
 from bus.message import Lane
 
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
@@ -64,6 +77,7 @@ class Trainer(Actor):
         environment: Mapping[str, str],
         gave_up: Callable[[BaseException], None],
         *,
+        batches: BatchFiles | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._settings = settings
@@ -71,6 +85,7 @@ class Trainer(Actor):
         self._specs = specs
         self._environment = environment
         self._gave_up = gave_up
+        self._batches = batches if batches is not None else BatchFiles(None)
         self._silence_s = silence_s
         self._children: list[Child] = []
         self._ranks: list[asyncio.Future[RankReady]] = []
@@ -160,22 +175,58 @@ class Trainer(Actor):
     @handler(concurrent=True)
     async def train(self, message: Train) -> Trained:
         """Raises what the backend raises (``NotFinite`` names the trajectories) or ``PeerLost``."""
+        version, rate = message.version + 1, self._learning_rate(message.version)
         async with self._busy:
             groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
-            step = RunStep(
-                message.version + 1, make_batch(groups, self._settings), self._learning_rate(message.version)
-            )
-            ranks = [ready.ref for ready in await self._ready()]
-            about = f"version {message.version + 1}"
-            results = await asyncio.gather(*(self._step(rank, step, about) for rank in ranks))
+            async with self._batches.guarded(version, groups, rate):
+                results = await self._step(RunStep(version, make_batch(groups, self._settings), rate))
+            await self._batches.trained(version, groups)
         self._store.drop(ticket for group in message.groups for ticket in group)
         if results[0].weights is None:
             raise TrainerDied("rank 0 returned no weights")
-        return Trained(results[0].weights, results[0].statistics | {"learning_rate": step.learning_rate})
+        return Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
 
-    async def _step(self, rank: Ref, step: RunStep, about: str) -> StepResult:
-        timeout_s = self._settings.step_timeout_s
-        return await self.node.ask(rank, step, StepResult, timeout_s=timeout_s, lane=Lane.BULK, about=about)
+    @handler(concurrent=True)
+    async def imitate(self, message: Imitate) -> Imitated:
+        """Raises like ``train``."""
+        version, rate = message.version + 1, message.learning_rate
+        async with self._busy, self._batches.guarded(version, [message.trajectories], rate, imitate=True):
+            step = RunStep(version, imitation_batch(message.trajectories), rate, publish=False)
+            results = await self._step(step)
+        return Imitated(results[0].statistics | {"learning_rate": rate})
+
+    async def _step(self, step: RunStep) -> list[StepResult]:
+        return await self._of_all(step, StepResult, self._settings.step_timeout_s, f"version {step.version}")
+
+    async def _of_all(self, order: Any, reply: type[R], timeout_s: float, about: str) -> list[R]:
+        """What every rank answers, in order."""
+        ranks = [ready.ref for ready in await self._ready()]
+        asked = (self.node.ask(rank, order, reply, timeout_s=timeout_s, lane=Lane.BULK, about=about) for rank in ranks)
+        return list(await asyncio.gather(*asked))
+
+    @handler(concurrent=True)
+    async def score(self, message: ScoreTrajectories) -> LogProbabilities:
+        order = ScoreBatch(imitation_batch(message.trajectories))
+        async with self._busy:
+            return (await self._of_all(order, LogProbabilities, self._settings.step_timeout_s, "scoring"))[0]
+
+    @handler(concurrent=True)
+    async def inspect(self, message: InspectGroups) -> InspectedGroups:
+        """Raises ``BadGroup`` or what the backend raises for a batch that contradicts itself."""
+        if message.imitate:
+            batch = imitation_batch([trajectory for group in message.groups for trajectory in group])
+        else:
+            batch = make_batch(message.groups, self._settings, strict=False)
+        async with self._busy:
+            results = await self._of_all(InspectBatch(batch), Inspection, self._settings.step_timeout_s, "inspection")
+        return InspectedGroups(batch, results[0])
+
+    @handler(concurrent=True)
+    async def write_model(self, message: WriteModel) -> Saved:
+        start = time.monotonic()
+        async with self._busy:
+            await self._of_all(message, RankSaved, SAVE_TIMEOUT_S, "model")
+        return Saved(time.monotonic() - start)
 
     def _learning_rate(self, version: int) -> float:
         """Linear warm-up, then constant."""
@@ -187,8 +238,5 @@ class Trainer(Actor):
         order = SaveRank(message.directory)
         async with self._busy:
             await asyncio.to_thread(write_records, Path(message.directory) / BUFFER_FILE, self._store.held())
-            ranks = [ready.ref for ready in await self._ready()]
-            await asyncio.gather(
-                *(self.node.ask(rank, order, RankSaved, timeout_s=SAVE_TIMEOUT_S, about="checkpoint") for rank in ranks)
-            )
+            await self._of_all(order, RankSaved, SAVE_TIMEOUT_S, "checkpoint")
         return Saved(time.monotonic() - start)

@@ -17,14 +17,17 @@ import yaml
 
 from actors.core.logs import configure_logging
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
+from coordinator.commands.offline import prepare_offline, run_offline
+from coordinator.dumping import fitting_dump
 from coordinator.job import Job, JobError, convert, load
 from coordinator.messages import ROLES
 from coordinator.observe.progress import open_progress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
-from coordinator.preflight import check_job
+from coordinator.preflight import check_job, check_policy
 from coordinator.recovery import run_to_its_end
 from coordinator.resources.resolve import Placement, resolve
 from coordinator.run import CONTROL, Launch, policy_directory
+from coordinator.train_only import FromDump
 from hwprobe import AffinityMap, build_affinity_map, probe
 
 EXIT_USAGE = 2
@@ -36,12 +39,15 @@ def parser() -> argparse.ArgumentParser:
         prog="train",
         description="Train an agent: start every part of a run on this machine and go on until it is done.",
         epilog="examples:  train examples/frozenlake.yaml   train my.yaml train.steps=100 scheduling.alpha=0   "
-        "train --resume runs/latest",
+        "train --resume runs/latest   train my.yaml --from-dump dumps/mine",
     )
     result.add_argument("job", nargs="?", type=Path, help="job file (YAML)")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
     result.add_argument("--dry-run", action="store_true", help="print the resolved job and its placement, then stop")
     result.add_argument("--resume", type=Path, metavar="RUN", help="go on from a run's newest checkpoint")
+    result.add_argument(
+        "--from-dump", type=Path, metavar="DIR", help="train on a dump (bin/rollout) or a recorded run, without engines"
+    )
     result.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
     return result
 
@@ -64,8 +70,10 @@ def _main(arguments: argparse.Namespace) -> int:
         return _resume(arguments.resume, overrides, dry_run=arguments.dry_run)
     if arguments.job is None:
         raise JobError("expected a job file (or --resume RUN); see train --help")
-    job, affinity, placement = prepare(arguments.job, arguments.overrides)
     job_directory = arguments.job.resolve().parent
+    if arguments.from_dump is not None:
+        return _from_dump(arguments, job_directory)
+    job, affinity, placement = prepare(arguments.job, arguments.overrides)
     check_job(job, job_directory)
     if arguments.dry_run:
         print(describe(job, placement))
@@ -75,6 +83,29 @@ def _main(arguments: argparse.Namespace) -> int:
         write_job_directory(directory, job_directory)
         launch = Launch(job=job, placement=placement, affinity=affinity, job_directory=job_directory, local_roles=ROLES)
         return run(launch, directory)
+
+
+def _from_dump(arguments: argparse.Namespace, job_directory: Path) -> int:
+    job, affinity, placement = prepare_offline(arguments.job, arguments.overrides, settled)
+    check_policy(job)
+    program = FromDump(fitting_dump(arguments.from_dump, job), job)
+    if arguments.dry_run:
+        print(f"{describe(job, placement)}\n\n{program.describe()}")
+        return 0
+    with RunDirectory.create(arguments.runs, job.name) as directory:
+        directory.write_job(job)
+        write_job_directory(directory, job_directory)
+        (directory.path / FROM_DUMP).write_text(f"{arguments.from_dump.resolve()}\n")
+        launch = Launch(
+            job=job, placement=placement, affinity=affinity, job_directory=job_directory, local_roles=("trainer",)
+        )
+        return _train_only(launch, directory, program)
+
+
+def _train_only(launch: Launch, directory: RunDirectory, program: FromDump) -> int:
+    progress = open_progress(launch.job.name, launch.job.train.steps)
+    progress.note(program.describe())
+    return run_offline(launch, directory, progress, program)
 
 
 def prepare(path: Path, overrides: list[str]) -> tuple[Job, AffinityMap, Placement]:
@@ -94,6 +125,9 @@ def settled(job: Job) -> Job:
     }
     return msgspec.structs.replace(job, policy=msgspec.structs.replace(policy, **absolute))
 
+
+FROM_DUMP = "from_dump"
+"""File of a run directory that was trained without engines: on which dump."""
 
 JOB_DIRECTORY = "job_directory"
 """File of a run directory: where the job file lay, which import paths are relative to."""
@@ -117,8 +151,12 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
         checkpoint = newest(directory)
         job_directory = read_job_directory(directory)
         affinity = build_affinity_map(probe())
-        job, placement = resolve(settled(convert(directory.read_job(), str(directory.job_file), overrides)), affinity)
-        check_job(job, job_directory)
+        job = settled(convert(directory.read_job(), str(directory.job_file), overrides))
+        offline = (directory.path / FROM_DUMP).is_file()
+        job, placement = resolve(job, affinity, offline=offline)
+        program = _dump_of(directory, job) if offline else None
+        if program is None:
+            check_job(job, job_directory)
         check_resumable(job, convert(directory.read_job(), str(directory.job_file), []))
         if dry_run:
             print(describe(job, placement))
@@ -130,11 +168,16 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
             placement=placement,
             affinity=affinity,
             job_directory=job_directory,
-            local_roles=ROLES,
+            local_roles=ROLES if program is None else ("trainer",),
             resume=checkpoint,
             resume_directory=Checkpoints(directory.checkpoints, 1).path(checkpoint.version),
         )
-        return run(launch, directory)
+        return run(launch, directory) if program is None else _train_only(launch, directory, program)
+
+
+def _dump_of(directory: RunDirectory, job: Job) -> FromDump:
+    """What a run without engines is trained on. Raises ``JobError``."""
+    return FromDump(fitting_dump(Path((directory.path / FROM_DUMP).read_text().strip()), job), job)
 
 
 def check_resumable(job: Job, before: Job) -> None:

@@ -5,6 +5,7 @@ Invariant: recording never stops a run silently and never fails it: a record tha
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,9 +18,17 @@ from actors.env.messages import Outcome
 from actors.telemetry import SpansTaken
 from coordinator.observe.lines import LineWriter, read_lines
 from coordinator.observe.progress import Progress
-from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord, decode_metric, moving_average
+from coordinator.observe.records import (
+    EvalRecord,
+    ImitationRecord,
+    SampleRecord,
+    StepRecord,
+    decode_metric,
+    moving_average,
+)
 from coordinator.observe.report import write_report
 from coordinator.observe.rundir import RunDirectory
+from coordinator.observe.text import imitation_line
 from coordinator.observe.trackers import open_trackers
 
 SAMPLES_PER_STEP = 1
@@ -78,6 +87,7 @@ class Recorder:
         self._sampled = deque([Sampled(0, time.monotonic())], maxlen=RATE_STEPS)
         self._last_report = time.monotonic()
         self._missing: set[str] = set()  # kinds of records that could not be written
+        self._pace_from: tuple[int, float] | None = None  # step and time of the first step of imitation in this sitting
 
     @property
     def elapsed_s(self) -> float:
@@ -92,7 +102,6 @@ class Recorder:
         rewards = np.array([outcome.reward for outcome in facts.outcomes])
         staleness = np.array([facts.version - 1 - outcome.initiating_version for outcome in facts.outcomes])
         self._trend = moving_average(self._trend, float(rewards.mean()))
-        now = time.monotonic()
         statistics = facts.statistics
         record = StepRecord(
             step=facts.version,
@@ -126,10 +135,25 @@ class Recorder:
         self.progress.step(record)
         for outcome in sorted(facts.outcomes, key=lambda outcome: -outcome.reward)[:SAMPLES_PER_STEP]:
             self.sample(outcome)
+        self._report_now_and_then()
+        return record
+
+    def imitation(self, record: ImitationRecord, total: int) -> None:
+        """Record one step of imitation, of ``total``."""
+        for tracker in self._trackers:
+            self._keep("metrics", partial(tracker.log_imitation, record))
+        if self._pace_from is None:
+            self._pace_from = (record.step, record.elapsed_s)
+        step, at = self._pace_from
+        pace = (record.elapsed_s - at) / (record.step - step) if record.step > step else math.nan
+        self.progress.note(imitation_line(record, total, pace * (total - record.step)))
+        self._report_now_and_then()
+
+    def _report_now_and_then(self) -> None:
+        now = time.monotonic()
         if now - self._last_report > REPORT_EVERY_S:
             self._last_report = now
             self._keep("report", lambda: write_report(self._run))
-        return record
 
     def sample(self, outcome: Outcome) -> None:
         """Keep a trajectory for people to read."""

@@ -3,8 +3,8 @@
 Invariant: a record written as JSON is valid JSON whatever the numbers were (NaN and infinity become ``null``), and
 ``decode_metric`` gives back the record that was written, with NaN where a number was not finite.
 
-A run's ``metrics.jsonl`` holds ``StepRecord`` and ``EvalRecord`` lines, told apart by ``"record"``; its
-``timeline.jsonl`` holds ``Span`` lines, ``samples/index.jsonl`` holds ``SampleRecord`` lines.
+A run's ``metrics.jsonl`` holds ``StepRecord``, ``EvalRecord`` and ``ImitationRecord`` lines, told apart by
+``"record"``; its ``timeline.jsonl`` holds ``Span`` lines, ``samples/index.jsonl`` holds ``SampleRecord`` lines.
 """
 
 from __future__ import annotations
@@ -54,6 +54,23 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     turns_mean: float
 
 
+class ImitationRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="imitation"):
+    """One optimiser step of imitation (``bin/sft``)."""
+
+    step: int  # 1 for the first; 0 is the measurement before it
+    version: int  # of the weights that this step produced
+    epoch: int  # 1 for the first
+    elapsed_s: float  # wall time since the run started, in all its sittings
+    loss: float  # nats a trained-on token, before the step
+    held_out_loss: float  # nats a token of the held-out demonstrations, after the step; NaN where not measured
+    grad_norm: float  # before clipping
+    entropy: float  # nats a token
+    learning_rate: float
+    demonstrations: int
+    tokens: int  # trained on
+    tokens_per_s: float
+
+
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A trajectory that is kept for people to read."""
 
@@ -64,7 +81,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     transcript: list[tuple[str, str]]  # ("observation" | "action", text), in order
 
 
-MetricRecord = StepRecord | EvalRecord
+MetricRecord = StepRecord | EvalRecord | ImitationRecord
 _METRIC: msgspec.json.Decoder[MetricRecord] = msgspec.json.Decoder(MetricRecord)
 
 

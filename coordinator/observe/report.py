@@ -16,10 +16,18 @@ import yaml
 from actors.telemetry import Span
 from coordinator.observe.charts import Band, Point, Series, chart
 from coordinator.observe.gantt import timeline
+from coordinator.observe.imitation import imitation_section
 from coordinator.observe.lines import read_lines, replace_file
 from coordinator.observe.overlap import overlap
 from coordinator.observe.page import escaped, folded, page, table, tiles
-from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord, decode_metric, decode_sample
+from coordinator.observe.records import (
+    EvalRecord,
+    ImitationRecord,
+    SampleRecord,
+    StepRecord,
+    decode_metric,
+    decode_sample,
+)
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.text import count, duration, lost, number, percent, whole
 from coordinator.scheduling.journal import Losses, read_losses
@@ -53,6 +61,7 @@ class History(msgspec.Struct, frozen=True):
     spans: list[Span]
     samples: list[SampleRecord]
     losses: Losses = Losses({}, {})
+    imitation: list[ImitationRecord] = []
     unreadable: int = 0  # lines
 
 
@@ -78,12 +87,15 @@ def read_history(run: RunDirectory) -> History:
         spans=spans.records,
         samples=samples.records,
         losses=read_losses(run.ledger),
+        imitation=[record for record in metrics.records if isinstance(record, ImitationRecord)],
         unreadable=metrics.unreadable + spans.unreadable + samples.unreadable,
     )
 
 
 def render(history: History, status: str) -> bytes:
     """The report as HTML."""
+    if history.imitation:
+        return page(f"{history.name}: {status}", "\n".join(_imitation(history, status)))
     sections = [
         _head(history, status),
         "<h2>Learning curve <small>by version of the weights</small></h2>" + _learning(history),
@@ -97,6 +109,15 @@ def render(history: History, status: str) -> bytes:
     return page(f"{history.name}: {status}", "\n".join(sections))
 
 
+def _imitation(history: History, status: str) -> list[str]:
+    return [
+        _head(history, status),
+        "<h2>Imitation <small>by version of the weights</small></h2>" + imitation_section(history.imitation),
+        "<h2>Who did what when</h2>" + _timeline(history.spans),
+        "<h2>Job</h2>" + _job(history.job),
+    ]
+
+
 def _head(history: History, status: str) -> str:
     colour = {"finished": " good", "failed": " bad"}.get(status.partition(":")[0], "")
     facts = [f"{label} {value}" for label, key in FACTS.items() if (value := _setting(history.job, key)) is not None]
@@ -106,7 +127,7 @@ def _head(history: History, status: str) -> str:
     return (
         f'<h1>{escaped(history.name)}<span class="badge{colour}">{escaped(status)}</span></h1>'
         + "".join(f'<p class="muted">{escaped(note)}</p>' for note in notes)
-        + tiles(_figures(history))
+        + ("" if history.imitation else tiles(_figures(history)))
     )
 
 

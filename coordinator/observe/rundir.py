@@ -6,7 +6,7 @@ whole run directory.
 
     runs/20260131-142501-frozenlake/
         job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  report.html  owner.lock
-        events/ (TensorBoard)  logs/  checkpoints/  samples/
+        events/ (TensorBoard)  logs/  checkpoints/  samples/  recorded/ (train.record)  failed-batches/  model/ (sft)
 """
 
 from __future__ import annotations

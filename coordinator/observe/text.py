@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from coordinator.observe.records import EvalRecord, SampleRecord, StepRecord
+from coordinator.observe.records import EvalRecord, ImitationRecord, SampleRecord, StepRecord
 
 BARS = "▁▂▃▄▅▆▇█"
 FLAT = 0.005
@@ -116,6 +116,22 @@ def evaluation_line(record: EvalRecord) -> str:
         f"evaluation v{record.version}  success {percent(record.success)} of {record.episodes}"
         f"  return {number(record.return_mean)}  turns {number(record.turns_mean, 1)}"
     )
+
+
+def imitation_line(record: ImitationRecord, total: int, left_s: float) -> str:
+    """One step of imitation on one line; ``left_s`` is NaN where it is not known how long the rest takes."""
+    measured = [f"held-out {number(record.held_out_loss, 4)}"] if math.isfinite(record.held_out_loss) else []
+    if not record.step:
+        return "  ".join(["before the first step", *measured])
+    parts = [
+        f"step {record.step}/{total}",
+        f"epoch {record.epoch}",
+        f"loss {number(record.loss, 4)}",
+        *measured,
+        f"grad norm {number(record.grad_norm)}",
+        f"{whole(record.tokens_per_s)} tok/s",
+    ]
+    return "  ".join(parts + ([f"eta {duration(left_s)}"] if left_s > 0 else []))
 
 
 def sample_text(sample: SampleRecord) -> str:

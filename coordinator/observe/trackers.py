@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.observe.lines import LineWriter
-from coordinator.observe.records import EvalRecord, StepRecord
+from coordinator.observe.records import EvalRecord, ImitationRecord, StepRecord
 from coordinator.observe.rundir import RunDirectory
 
 STEP_TAGS = {
@@ -48,6 +48,16 @@ EVAL_TAGS = {
 }
 
 
+IMITATION_TAGS = {
+    "loss": "sft/loss",
+    "held_out_loss": "sft/held_out_loss",
+    "grad_norm": "sft/grad_norm",
+    "entropy": "sft/entropy",
+    "learning_rate": "sft/learning_rate",
+    "tokens_per_s": "sft/tokens_per_s",
+}
+
+
 class Tracker(Protocol):
     """Takes the records of one run, in order."""
 
@@ -56,6 +66,9 @@ class Tracker(Protocol):
 
     def log_evaluation(self, record: EvalRecord) -> None:
         """Keep one evaluation."""
+
+    def log_imitation(self, record: ImitationRecord) -> None:
+        """Keep one step of imitation."""
 
     def close(self) -> None:
         """Bring everything to the disk; idempotent."""
@@ -71,6 +84,9 @@ class JsonlTracker:
         self._lines.write(record)
 
     def log_evaluation(self, record: EvalRecord) -> None:
+        self._lines.write(record)
+
+    def log_imitation(self, record: ImitationRecord) -> None:
         self._lines.write(record)
 
     def close(self) -> None:
@@ -103,6 +119,9 @@ class TensorBoardTracker:
 
     def log_evaluation(self, record: EvalRecord) -> None:
         self._scalars({tag: float(getattr(record, field)) for field, tag in EVAL_TAGS.items()}, record.version)
+
+    def log_imitation(self, record: ImitationRecord) -> None:
+        self._scalars({tag: float(getattr(record, field)) for field, tag in IMITATION_TAGS.items()}, record.version)
 
     def close(self) -> None:
         if not self._records.closed:

@@ -76,16 +76,22 @@ def policy_facts(job: Job) -> PolicyFacts:
         raise JobError(f"policy.path: {path}: not a usable config.json: {error!r}") from None
 
 
-def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
-    """Replace every "auto" and place every process. Raises ``JobError`` for what cannot fit."""
+def resolve(job: Job, affinity: AffinityMap, *, offline: bool = False) -> tuple[Job, Placement]:
+    """Replace every "auto" and place every process; ``offline``: for the trainer alone. Raises ``JobError`` for what
+    cannot fit."""
     cpu = next(device for device in affinity.devices if device.id == "cpu")
     gpus = list(affinity.gpus)
     ranks = job.train.tensor_parallel
-    if gpus and len(gpus) < ranks + 1:
-        raise JobError(f"train.tensor_parallel: {ranks} ranks and an engine need {ranks + 1} GPUs, found {len(gpus)}")
+    if gpus and len(gpus) < ranks + (not offline):
+        raise JobError(
+            f"train.tensor_parallel: {ranks} ranks{'' if offline else ' and an engine'} need "
+            f"{ranks + (not offline)} GPUs, found {len(gpus)}"
+        )
     for_training, for_rollout = (_split(gpus, ranks, job)) if gpus else ([cpu] * ranks, [cpu])
+    if offline:
+        for_rollout = [cpu]
     engines = _or(job.rollout.engines, len(for_rollout))
-    processes = engines + ranks
+    processes = ranks if offline else engines + ranks
     threads = max(1, affinity.cores // processes)
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
@@ -116,7 +122,8 @@ def resolve(job: Job, affinity: AffinityMap) -> tuple[Job, Placement]:
         ),
         train=replace(job.train, threads=_or(job.train.threads, threads)),
     )
-    return resolved, _place(resolved, for_training, for_rollout, cpu)
+    placement = _place(resolved, for_training, for_rollout, cpu)
+    return resolved, Placement(placement.of("trainer")) if offline else placement
 
 
 def _or(value: N | Literal["auto"], otherwise: N) -> N:

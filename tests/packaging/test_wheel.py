@@ -16,6 +16,7 @@ from tests.packaging.support import ROOT, run
 PACKAGES = {"bus", "actors", "coordinator", "hwprobe"}
 COMMANDS = {
     "rollart-train": "coordinator.commands.train:main",
+    "rollart-sft": "coordinator.commands.sft:main",
     "rollart-eval": "coordinator.commands.eval:main",
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",

@@ -19,9 +19,11 @@ import torch
 
 from actors.settings import TrainSettings
 from actors.trainer.algorithms.grpo import TokenLoss, token_loss, token_weights
+from actors.trainer.algorithms.imitation import imitation_loss
+from actors.trainer.backends.inspecting import Inspector
 from actors.trainer.backends.optimizer import MasterAdamW, SquaredNorm, local_squared_norm
 from actors.trainer.backends.packing import MicroBatch, Packer, check
-from actors.trainer.backends.protocol import NotFinite, TrainBatch
+from actors.trainer.backends.protocol import Inspection, Loss, NotFinite, TrainBatch, TrainSequence
 from actors.trainer.backends.scoring import sampled_logprobs
 from actors.trainer.checkpointing import Layout, load_rank, save_rank
 
@@ -83,11 +85,11 @@ class PolicyBackend(ABC):
         packer = self._packer(batch, token_weights(owners, counts, self._settings.aggregation))
         statistics = Statistics(total=sum(counts))
         for learn in (True, False):
-            indices = [i for i, sequence in enumerate(batch.sequences) if self._learns(sequence.advantage) == learn]
+            indices = [i for i, sequence in enumerate(batch.sequences) if self._learns(batch, sequence) == learn]
             for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
                 # Once something is not finite nothing will be stepped; go on only to name all it concerns.
                 with torch.set_grad_enabled(learn and not statistics.not_finite):
-                    self._forward_backward(micro, statistics)
+                    self._forward_backward(micro, batch.loss, statistics)
         if statistics.not_finite:
             self._optimizer.zero()
             tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
@@ -97,13 +99,14 @@ class PolicyBackend(ABC):
     def _packer(self, batch: TrainBatch, weights: np.ndarray) -> Packer:
         return Packer(batch, weights, self._device, trees=self.computes_trees)
 
-    def _learns(self, advantage: float) -> bool:
-        return advantage != 0.0 or self._settings.entropy_bonus != 0.0
+    def _learns(self, batch: TrainBatch, sequence: TrainSequence) -> bool:
+        return batch.loss == "imitation" or sequence.advantage != 0.0 or self._settings.entropy_bonus != 0.0
 
-    def _forward_backward(self, micro: MicroBatch, statistics: Statistics) -> None:
+    def _token_loss(self, kind: Loss, new: torch.Tensor, micro: MicroBatch) -> TokenLoss:
+        if kind == "imitation":
+            return imitation_loss(new)
         settings = self._settings
-        new, entropy = sampled_logprobs(self._hidden_states(micro), self._head, micro)
-        tokens = token_loss(
+        return token_loss(
             new,
             new.detach(),  # one optimiser step a batch: the policy before it is the policy now
             micro.behaviour,
@@ -112,9 +115,20 @@ class PolicyBackend(ABC):
             clip_high=settings.clip_high,
             tis_cap=settings.tis_cap,
         )
+
+    def _micro_loss(
+        self, micro: MicroBatch, kind: Loss, total: int
+    ) -> tuple[torch.Tensor, torch.Tensor, TokenLoss, torch.Tensor]:
+        """The loss of a micro-batch; of its tokens: log-probabilities, losses before weighting, entropies."""
+        new, entropy = sampled_logprobs(self._hidden_states(micro), self._head, micro)
+        tokens = self._token_loss(kind, new, micro)
         loss = (tokens.loss * micro.weight).sum()
-        if settings.entropy_bonus:
-            loss = loss - settings.entropy_bonus * entropy.sum() / statistics.total
+        if self._settings.entropy_bonus and kind == "grpo":
+            loss = loss - self._settings.entropy_bonus * entropy.sum() / total
+        return loss, new, tokens, entropy
+
+    def _forward_backward(self, micro: MicroBatch, kind: Loss, statistics: Statistics) -> None:
+        loss, _, tokens, entropy = self._micro_loss(micro, kind, statistics.total)
         finite = statistics.add(micro, tokens, loss.detach(), entropy.detach())
         if finite and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -124,6 +138,28 @@ class PolicyBackend(ABC):
         """See the protocol."""
         self._reduce_gradients()
         return {"grad_norm": self._optimizer.step(learning_rate)}
+
+    def inspect(self, batch: TrainBatch) -> Inspection:
+        """See the protocol."""
+        check(batch, self._vocabulary)
+        owners = [sequence.ticket for sequence in batch.sequences]
+        counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
+        packer = self._packer(batch, token_weights(owners, counts, self._settings.aggregation))
+        inspector = Inspector([len(sequence.tokens) for sequence in batch.sequences])
+        norms: dict[str, float] = {}
+        self._optimizer.zero()
+        for ticket in dict.fromkeys(owners):
+            indices = [i for i, owner in enumerate(owners) if owner == ticket]
+            for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
+                loss, new, tokens, _ = self._micro_loss(micro, batch.loss, sum(counts))
+                inspector.add(micro, new, tokens)
+                loss.backward()  # type: ignore[no-untyped-call]
+                self._optimizer.collect_gradients()
+            self._reduce_gradients()
+            norms[ticket] = self._optimizer.norm()
+            inspector.keep(self._optimizer.gradients())
+            self._optimizer.zero()
+        return inspector.result(norms, self._optimizer.norm_of(inspector.total))
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> list[np.ndarray]:

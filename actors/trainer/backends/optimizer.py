@@ -74,11 +74,19 @@ class MasterAdamW:
             parameter.grad = None
             self._masters[name].grad = None
 
+    def norm(self) -> float:
+        """Of the accumulated gradient, over all ranks."""
+        return self.norm_of(self.gradients())
+
+    def norm_of(self, gradients: Mapping[str, torch.Tensor]) -> float:
+        """Of any gradient of this model."""
+        return float(self._squared_norm(gradients).sqrt())
+
     def step(self, learning_rate: float) -> float:
         """Clip to ``max_grad_norm``, step, zero; returns the norm before clipping. Raises ``NotFinite`` without having
         stepped."""
         gradients = self.gradients()
-        norm = float(self._squared_norm(gradients).sqrt())
+        norm = self.norm_of(gradients)
         if not math.isfinite(norm):
             self.zero()
             raise NotFinite(f"the gradient's norm is {norm}; no step was taken, the gradient is zeroed")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
+
+
+Loss = Literal["grpo", "imitation"]
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
@@ -34,6 +37,17 @@ class TrainBatch(msgspec.Struct, frozen=True):
 
     sequences: list[TrainSequence]
     allowed_sets: list[np.ndarray]  # int32, ascending token ids
+    loss: Loss = "grpo"  # imitation looks at neither advantages nor behaviour
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """What a step on a batch would do, trajectory by trajectory; a figure that is not finite is given as it is."""
+
+    logprobs: list[np.ndarray]  # per sequence float32 [T]: of sampled tokens, under the backend's weights; else 0
+    ratios: list[np.ndarray]  # per sequence float32 [T]: trainer's probability over the rollout's; else 1
+    losses: list[np.ndarray]  # per sequence float32 [T]: each token's share of the batch's loss
+    gradient_norms: dict[str, float]  # of each trajectory's share, by ticket
+    gradient_norm: float  # of the whole batch, before clipping
 
 
 class Backend(Protocol):
@@ -47,6 +61,10 @@ class Backend(Protocol):
     def optim_step(self, learning_rate: float) -> dict[str, float]:
         """Clip the gradient, step, zero it; returns grad_norm. Raises ``NotFinite`` for a gradient that is not
         finite, without having stepped."""
+
+    def inspect(self, batch: TrainBatch) -> Inspection:
+        """What ``forward_backward`` and ``optim_step`` would compute, without a step and whatever is not finite. The
+        gradients are zeroed."""
 
     def logprobs(self, batch: TrainBatch) -> list[np.ndarray]:
         """Per sequence float32 [T]: log-probability of each token where loss_mask is 1 (same temperature and mask

@@ -1,0 +1,171 @@
+"""From a live run to dumps, imitation and training without engines, as commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.trainer.dump import read_dump
+from coordinator.commands import sft, train
+from tests.end_to_end.runs import TRAIN, Run
+from tests.end_to_end.yes_or_no import JOB
+from tests.support.running import Ended, ran, started
+
+SFT = "coordinator.commands.sft"
+TIMEOUT_S = 120.0
+
+
+def job_file(directory: Path) -> str:
+    path = directory / "job.yaml"
+    path.write_text(JOB)
+    return str(path)
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["record"] == kind]
+
+
+def succeeded(ended: Ended) -> Ended:
+    assert ended.status == 0, ended
+    assert not ended.leftovers
+    assert "Traceback" not in ended.stdout + ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps that has recorded them."""
+    directory = tmp_path_factory.mktemp("live")
+    succeeded(ran(TRAIN, job_file(directory), "train.record=true", directory=directory, timeout_s=TIMEOUT_S))
+    return (directory / "runs" / "latest").resolve()
+
+
+def test_training_on_a_recorded_run_takes_the_same_steps_without_engines(live: Path, tmp_path: Path) -> None:
+    with started(TRAIN, job_file(tmp_path), "--from-dump", str(live), directory=tmp_path) as command:
+        command.wait_for("step 1/3", timeout_s=TIMEOUT_S)
+        assert set(command.children()) <= {"trainer-0"}
+        assert command.wait(timeout_s=TIMEOUT_S) == 0, command.said()
+    offline = (tmp_path / "runs" / "latest").resolve()
+    theirs, ours = records(live, "step"), records(offline, "step")
+    assert len(ours) == 3
+    assert any(step["grad_norm"] > 0 for step in theirs)
+    for expected, found in zip(theirs, ours, strict=True):
+        for key in ("loss", "grad_norm", "entropy", "ratio_mean", "kl_rollout", "reward_mean", "success_rate"):
+            assert found[key] == pytest.approx(expected[key], abs=1e-6), key
+        assert (found["trajectories"], found["tokens"]) == (8, 16)
+    assert (offline / "checkpoints" / "v00003" / "run.json").is_file()
+    assert "reward" in (offline / "report.html").read_text().lower()
+
+
+def test_a_run_without_engines_goes_on_from_its_checkpoint_without_them(live: Path, tmp_path: Path) -> None:
+    job = job_file(tmp_path)
+    first = ran(
+        TRAIN, job, "train.steps=2", "--from-dump", str(live), directory=tmp_path, timeout_s=TIMEOUT_S, name="1"
+    )
+    succeeded(first)
+    run = (tmp_path / "runs" / "latest").resolve()
+    again = ran(TRAIN, "--resume", str(run), "train.steps=3", directory=tmp_path, timeout_s=TIMEOUT_S, name="2")
+    assert "starting engines" not in succeeded(again).stdout
+    theirs, ours = records(live, "step")[2], records(run, "step")[2]
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
+    assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-6)
+
+
+def test_a_dump_is_described_before_and_one_that_does_not_fit_is_one_line(
+    live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [job_file(tmp_path), "--from-dump", str(live), "--runs", str(tmp_path / "runs")]
+    assert train.main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "6 groups, 24 trajectories" in said
+    assert re.findall(r"^(\S+-\d) ", said, re.MULTILINE) == ["trainer-0"]
+    assert train.main([*words, "train.groups_per_step=9"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {live}/recorded: a step takes 9 groups of 4")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_imitating_a_runs_successes_makes_a_policy_that_trains_on_from_there(live: Path, tmp_path: Path) -> None:
+    job = job_file(tmp_path)
+    settings = ["sft.select=successful", "sft.epochs=6", "sft.batch_size=4", "sft.learning_rate=0.02"]
+    words = [job, *settings, "sft.held_out=0", "--data", str(live), "--out", "model"]
+    said = succeeded(ran(SFT, *words, directory=tmp_path, timeout_s=TIMEOUT_S)).stdout
+    successes = [one for one in read_dump(live).trajectories if one.success]
+    assert f"{len(successes)} of 24 recorded trajectories: {len(successes)} to imitate" in said
+    run = (tmp_path / "runs" / "latest").resolve()
+    steps = records(run, "imitation")
+    assert steps[0]["loss"] == pytest.approx(np.log(2), abs=0.1)  # one of two actions, by chance
+    assert steps[-1]["loss"] < 0.05
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    segment = successes[0].segments[0]
+    place = int(np.flatnonzero(segment.loss_mask)[0])
+    logits = model(input_ids=torch.from_numpy(segment.tokens[None, :place].astype(np.int64))).logits[0, -1]
+    assert logits[ord("y")] > logits[ord("n")] + 2
+
+    go_on = re.search(r"train on  bin/train JOB (\S+) (\S+)", said)
+    assert go_on is not None
+    words = [job, go_on[1], go_on[2], "train.steps=1"]
+    succeeded(ran(TRAIN, *words, directory=tmp_path, timeout_s=TIMEOUT_S, name="go-on"))
+    (step,) = records((tmp_path / "runs" / "latest").resolve(), "step")
+    assert step["success_rate"] >= 0.75
+    assert step["ratio_mean"] == pytest.approx(1.0, abs=1e-4)  # engines and trainer hold the same weights
+
+
+def test_imitation_that_is_interrupted_leaves_a_checkpoint_and_a_model_and_goes_on_as_if_nothing_had_been(
+    tmp_path: Path,
+) -> None:
+    job = job_file(tmp_path)
+    chats = tmp_path / "chats.jsonl"
+    answers = [("user", "task 1?"), ("assistant", "y")]
+    line = json.dumps({"messages": [{"role": role, "content": content} for role, content in answers]})
+    chats.write_text("\n".join([line, line.replace("1?", "2?"), line.replace("1?", "3?")] * 4))
+    words = [job, "--data", str(chats), "sft.batch_size=2", "sft.evaluate_every=5", "checkpoint.keep=100"]
+    endless = [*words, "sft.epochs=100000"]
+    with started(SFT, *endless, directory=tmp_path, name="first") as command:
+        command.wait_for("step 3/", timeout_s=TIMEOUT_S)
+        command.send(signal.SIGINT)
+        command.wait_for("Ctrl-C: the step under way is finished", timeout_s=10.0)
+        assert command.wait(timeout_s=30.0) == 130, command.said()
+        assert command.leftovers(grace_s=1.0) == []
+    run = Run.latest(tmp_path)
+    (reached,) = run.checkpoints()
+    assert (run.path / "model" / "model.safetensors").is_file()
+    end = -(-(reached + 3) // 6)  # epochs of 6 steps (11 of 12 chats, two a step)
+    resumed = ran(SFT, "--resume", str(run.path), f"sft.epochs={end}", directory=tmp_path, timeout_s=TIMEOUT_S)
+    succeeded(resumed)
+    succeeded(ran(SFT, *words, f"sft.epochs={end}", directory=tmp_path, timeout_s=TIMEOUT_S, name="unbroken"))
+    unbroken = records(Run.latest(tmp_path).path, "imitation")
+    broken = records(run.path, "imitation")
+    assert [step["step"] for step in broken] == [step["step"] for step in unbroken] == list(range(end * 6 + 1))
+    for one, other in zip(broken, unbroken, strict=True):
+        for key in ("loss", "held_out_loss", "grad_norm"):
+            assert one[key] == (None if other[key] is None else pytest.approx(other[key], rel=1e-5)), key
+
+
+def test_imitation_without_usable_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_file(tmp_path)
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    nowhere = tmp_path / "nowhere"
+    cases = {
+        (): "sft.data: expected demonstrations (or --data)",
+        ("--data", str(nowhere)): f"sft.data: {nowhere}: no such file or directory",
+        ("--data", str(chats)): f"sft.data: {chats}, line 1: expected (system,) user",
+        ("--data", str(tmp_path)): f"{tmp_path}/dump.json: No such file or directory",
+        ("--data", str(chats), "--out", str(tmp_path)): f"--out: {tmp_path} is there already",
+    }
+    for words, expected in cases.items():
+        assert sft.main([job, *words, "--runs", str(tmp_path / "runs")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {expected}"), line
+    assert not (tmp_path / "runs").exists()

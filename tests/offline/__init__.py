@@ -1,0 +1,1 @@
+"""Imitation and training on dumps: which data, in which order."""
