@@ -250,10 +250,15 @@ class Coordinator(Actor):
         for host in self._env_hosts:
             self.node.tell(host, self._learner)
 
-    async def evaluate(self, tickets: list[Ticket], timeout_s: float) -> list[Outcome]:
-        """Run evaluation tickets to their outcomes. Raises ``TimeoutError`` naming how many are missing."""
+    async def evaluate(
+        self, tickets: list[Ticket], timeout_s: float, told: Callable[[Outcome], None] | None = None
+    ) -> list[Outcome]:
+        """Run tickets that are nobody's business but the caller's to their outcomes; ``told`` hears of each as it
+        comes. Raises ``TimeoutError`` naming how many are missing."""
         loop = asyncio.get_running_loop()
-        futures = {ticket.id: loop.create_future() for ticket in tickets}
+        futures: dict[str, asyncio.Future[Outcome]] = {ticket.id: loop.create_future() for ticket in tickets}
+        for future in futures.values():
+            future.add_done_callback(lambda done: _tell(done, told))
         self._evaluations |= futures
         self._start(tickets)
         try:
@@ -305,3 +310,8 @@ class Coordinator(Actor):
         self.learner_version(self._scheduler.version, self._scheduler.rules.alpha)
         self.flush()
         return changed
+
+
+def _tell(done: asyncio.Future[Outcome], told: Callable[[Outcome], None] | None) -> None:
+    if told is not None and not done.cancelled() and done.exception() is None:
+        told(done.result())

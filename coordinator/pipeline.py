@@ -36,6 +36,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.job import Job
 from coordinator.losses import LossWatch
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
+from coordinator.resources.resolve import number
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 
 PUBLISH_TIMEOUT_S = 600.0
@@ -118,10 +119,11 @@ class Pipeline:
             await self._evaluate(version, always=True)
         return outcome
 
-    async def held_out(self, tickets: list[Ticket]) -> list[Outcome]:
-        """Only play: bring the weights to the engines and run these tickets to their outcomes."""
+    async def held_out(self, tickets: list[Ticket], told: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+        """Only play: bring the weights to the engines and run these tickets to their outcomes, each ``told``."""
         await self._ready_engines()
-        return await self._coordinator.evaluate(tickets, self._evaluation_timeout_s())
+        waves = -(-len(tickets) // max(1, number(self._job.environment.concurrent)))
+        return await self._coordinator.evaluate(tickets, waves * self._evaluation_timeout_s(), told)
 
     async def _begin(self) -> int:
         """Bring the first version to all engines, then let rollouts start."""

@@ -1,7 +1,7 @@
-"""Playing with a finished (or running) run's policy, without touching its directory.
+"""Playing with a policy beside any training: that of a run's checkpoint, of a model directory, or a fresh one.
 
-The checkpoint is loaded by a trainer rank and brought to the engines as in training, receipt included; everything else
-lives in a temporary directory that is gone afterwards.
+The weights are loaded by a trainer rank and brought to the engines as in training, receipt included, but nothing is
+trained; everything lives in a temporary directory that is gone afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from actors.core.logs import close_logging, configure_logging
 from actors.env.messages import Outcome, Ticket
-from coordinator.checkpoints import Checkpoints, CheckpointUnusable
+from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
 from coordinator.commands.train import read_job_directory, settled
 from coordinator.job import Job, convert
 from coordinator.messages import ROLES
@@ -30,6 +30,8 @@ from coordinator.resources.resolve import resolve
 from coordinator.run import CONTROL, Launch, Run, policy_directory
 from hwprobe import build_affinity_map, probe
 
+Told = Callable[[Outcome], None]
+
 
 class Interrupted(RuntimeError):
     """The user had enough."""
@@ -39,38 +41,25 @@ class PlayFailed(RuntimeError):
     """The run that should have played failed; the message says why."""
 
 
-class FinishedRun:
-    """A run directory and one of its checkpoints."""
+class Player:
+    """A job and, unless its policy is as the job says, a checkpoint of it."""
 
-    def __init__(self, path: Path, which: str, overrides: list[str]) -> None:
-        """``which``: "best", "latest" or a version. Raises ``RunDirectoryError``, ``CheckpointUnusable``,
-        ``JobError``."""
-        self._directory = RunDirectory.open(path)
-        self._checkpoints = Checkpoints(self._directory.checkpoints, 1)
-        self.version = self._pick(which)
-        self._job_directory = read_job_directory(self._directory)
-        job = settled(convert(self._directory.read_job(), str(self._directory.job_file), overrides))
-        check_job(job, self._job_directory)
+    def __init__(self, job: Job, job_directory: Path, checkpoint: tuple[RunCheckpoint, Path] | None = None) -> None:
         self.job = job
+        self.version = 0 if checkpoint is None else checkpoint[0].version
+        self._job_directory = job_directory
+        self._checkpoint = checkpoint
 
-    def _pick(self, which: str) -> int:
-        versions = self._checkpoints.versions()
-        if not versions:
-            raise CheckpointUnusable(f"{self._directory.path}: there is no checkpoint in it yet")
-        if which == "latest":
-            return versions[-1]
-        if which == "best":
-            best = self._checkpoints.best()
-            return versions[-1] if best is None else best
-        if not which.isdigit() or int(which) not in versions:
-            raise CheckpointUnusable(
-                f"{self._directory.path}: no checkpoint {which!r}; there are "
-                f"{', '.join(map(str, versions))} (or best, latest)"
-            )
-        return int(which)
-
-    def play(self, tickets: list[Ticket], say: Callable[[str], None]) -> list[Outcome]:
-        """Run the tickets under the checkpoint's weights. Raises ``PlayFailed`` or ``Interrupted``."""
+    def play(
+        self,
+        tickets: list[Ticket],
+        say: Callable[[str], None],
+        *,
+        told: Told | None = None,
+        keep: Callable[[Path], None] | None = None,
+    ) -> list[Outcome]:
+        """Run the tickets under the policy's weights; ``told`` hears of each outcome, and ``keep`` may look into the
+        run's directory before it is gone, however it ended. Raises ``PlayFailed`` or ``Interrupted``."""
         with (
             tempfile.TemporaryDirectory(prefix="rollart-") as base,
             RunDirectory.create(Path(base), self.job.name) as scratch,
@@ -78,31 +67,36 @@ class FinishedRun:
             configure_logging(CONTROL, scratch.logs, job=self.job.name)
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
-                return asyncio.run(self._play(tickets, scratch, say))
+                return asyncio.run(self._play(tickets, scratch, say, told))
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # whoever shows what came of it may be interrupted as usual
                 close_logging()
+                if keep is not None:
+                    keep(scratch.path)
 
-    async def _play(self, tickets: list[Ticket], scratch: RunDirectory, say: Callable[[str], None]) -> list[Outcome]:
+    async def _play(
+        self, tickets: list[Ticket], scratch: RunDirectory, say: Callable[[str], None], told: Told | None
+    ) -> list[Outcome]:
         outcomes: list[Outcome] = []
 
         async def program(pipeline: Pipeline) -> str:
-            outcomes.extend(await pipeline.held_out(tickets))
+            outcomes.extend(await pipeline.held_out(tickets, told))
             return "played"
 
         affinity = build_affinity_map(probe())
         job, placement = resolve(_small(self.job, len(tickets)), affinity)
         scratch.write_job(job)
         policy_directory(job, scratch.path)
+        checkpoint, directory = self._checkpoint or (None, None)
         launch = Launch(
             job=job,
             placement=placement,
             affinity=affinity,
             job_directory=self._job_directory,
             local_roles=ROLES,
-            resume=self._checkpoints.read(self.version),
-            resume_directory=self._checkpoints.path(self.version),
+            resume=checkpoint,
+            resume_directory=directory,
         )
         words = io.StringIO()
         with contextlib.closing(PlainProgress(job.train.steps, words)) as progress:
@@ -113,6 +107,39 @@ class FinishedRun:
         if status:
             raise PlayFailed(_failure(words.getvalue()))
         return outcomes
+
+
+class FinishedRun(Player):
+    """A finished (or running) run, whose directory is left as it is, and one of its checkpoints."""
+
+    def __init__(self, path: Path, which: str, overrides: list[str]) -> None:
+        """``which``: "best", "latest" or a version. Raises ``RunDirectoryError``, ``CheckpointUnusable``,
+        ``JobError``."""
+        directory = RunDirectory.open(path)
+        checkpoints = Checkpoints(directory.checkpoints, 1)
+        version = pick_version(directory, which)
+        job_directory = read_job_directory(directory)
+        job = settled(convert(directory.read_job(), str(directory.job_file), overrides))
+        check_job(job, job_directory)
+        super().__init__(job, job_directory, (checkpoints.read(version), checkpoints.path(version)))
+
+
+def pick_version(directory: RunDirectory, which: str) -> int:
+    """The version that "best", "latest" or a number means. Raises ``CheckpointUnusable``."""
+    checkpoints = Checkpoints(directory.checkpoints, 1)
+    versions = checkpoints.versions()
+    if not versions:
+        raise CheckpointUnusable(f"{directory.path}: there is no checkpoint in it yet")
+    if which == "latest":
+        return versions[-1]
+    if which == "best":
+        best = checkpoints.best()
+        return versions[-1] if best is None else best
+    if not which.isdigit() or int(which) not in versions:
+        raise CheckpointUnusable(
+            f"{directory.path}: no checkpoint {which!r}; there are {', '.join(map(str, versions))} (or best, latest)"
+        )
+    return int(which)
 
 
 def _small(job: Job, episodes: int) -> Job:
