@@ -248,20 +248,10 @@ async def _replay(under: Under, scratch: RunDirectory, progress: PlainProgress, 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
 
-COLUMNS = [
-    "trajectory",
-    "group",
-    "reward",
-    "advantage",
-    "tokens",
-    "rollout",
-    "now",
-    "ratio",
-    "min",
-    "max",
-    "loss",
-    "grad",
-]
+COLUMNS = (
+    *("trajectory", "group", "reward", "advantage", "tokens", "rollout", "now"),
+    *("ratio", "min", "max", "loss", "grad"),
+)
 
 
 def describe(batch: Batch, figures: Replayed) -> str:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.trainer.dump import read_dump
-from coordinator.commands import sft, train
+from actors.trainer.dump import read_dump, write_dump
+from coordinator.commands import replay, rollout, sft, train
 from tests.end_to_end.runs import TRAIN, Run
 from tests.end_to_end.yes_or_no import JOB
 from tests.support.running import Ended, ran, started
@@ -169,3 +169,73 @@ def test_imitation_without_usable_data_is_one_line(tmp_path: Path, capsys: pytes
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"error: {expected}"), line
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_recorded_step_is_replayed_as_the_live_run_took_it(live: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([str(live), "--step", "1", "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    taken = records(live, "step")[0]
+    assert replayed["loss"] == pytest.approx(taken["loss"], abs=1e-6)
+    assert replayed["gradient_norm"] == pytest.approx(taken["grad_norm"], abs=1e-6)
+    assert (replayed["tokens"], replayed["version"], replayed["first_not_finite"]) == (taken["tokens"], None, None)
+    rewards = [one["reward"] for one in replayed["trajectories"]]
+    assert np.mean(rewards) == pytest.approx(taken["reward_mean"])
+    ratios = [one["ratio_mean"] for one in replayed["trajectories"]]
+    assert np.mean(ratios) == pytest.approx(taken["ratio_mean"], abs=1e-6)  # trajectories are equally long
+
+
+def test_a_batch_that_fails_is_kept_and_replayed_to_the_token(
+    live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = read_dump(live)
+    spoilt = recorded.trajectories[3]
+    place = int(np.flatnonzero(spoilt.segments[0].loss_mask)[1])
+    spoilt.segments[0].logprobs[place] = np.nan
+    write_dump(tmp_path / "spoilt", recorded.manifest, recorded.trajectories, {})
+    words = [job_file(tmp_path), "--from-dump", "spoilt"]
+    ended = ran(TRAIN, *words, directory=tmp_path, timeout_s=TIMEOUT_S)
+    assert (ended.status, ended.leftovers) == (1, []), ended
+    assert f"the loss is not finite in 1 trajectories: {spoilt.ticket}" in ended.stderr
+    kept = tmp_path / "runs" / "latest" / "failed-batches" / "v00001"
+    assert f"bin/replay {kept.resolve()}" in ended.stderr
+
+    assert replay.main([str(kept), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    assert replayed["first_not_finite"] == {
+        "ticket": spoilt.ticket,
+        "figure": "the rollout's log-probability",
+        "value": "nan",
+        "segment": 0,
+        "position": place,
+        "token": int(spoilt.segments[0].tokens[place]),
+    }
+    finite = [one["ticket"] for one in replayed["trajectories"] if one["gradient_norm"] is not None]
+    assert len(finite) == 7
+    assert spoilt.ticket not in finite
+
+
+def test_rollouts_of_a_runs_policy_are_what_its_trainer_would_have_sampled(
+    live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "dump"
+    assert rollout.main([str(live), "--trajectories", "8", "--first-task", "100", "--out", str(out), "--json"]) == 0
+    said = capsys.readouterr()
+    manifest = json.loads(said.out)
+    assert "8/8" in said.err
+    content = manifest["content"]
+    assert (content["trajectories"], content["groups"], content["versions"]) == (8, 2, [3, 3])
+    dump = read_dump(out)
+    assert content["success"] == np.mean([one.success for one in dump.trajectories])
+    assert [one.task for one in dump.trajectories] == [100] * 4 + [101] * 4
+    assert {one.initiating_version for one in dump.trajectories} == {3}
+
+    assert replay.main([str(out), "--under", str(live), "--version", "latest", "--json"]) == 0
+    for one in json.loads(capsys.readouterr().out)["trajectories"]:
+        assert one["ratio_min"] == pytest.approx(1.0, abs=1e-4)
+        assert one["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+
+    refused = rollout.main([str(live), "--out", str(out)])
+    assert (refused, capsys.readouterr().err.strip()) == (
+        2,
+        f"error: --out: {out} is there already and not an empty directory; name another one",
+    )

@@ -17,6 +17,8 @@ PACKAGES = {"bus", "actors", "coordinator", "hwprobe"}
 COMMANDS = {
     "rollart-train": "coordinator.commands.train:main",
     "rollart-sft": "coordinator.commands.sft:main",
+    "rollart-rollout": "coordinator.commands.rollout:main",
+    "rollart-replay": "coordinator.commands.replay:main",
     "rollart-eval": "coordinator.commands.eval:main",
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",

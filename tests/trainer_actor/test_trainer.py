@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from actors.core import Actor, Node, Ref, handler
 from actors.core.hosting import ChildSpec
 from actors.settings import TrainSettings
 from actors.trainer import trainer as trainer_module
+from actors.trainer.batches import BatchFiles
+from actors.trainer.dump import FORMAT, DumpFacts, read_dump
+from actors.trainer.dump import Manifest as DumpManifest
 from actors.trainer.messages import (
     Discard,
     GetWeights,
@@ -95,7 +99,7 @@ class ScriptedRank(Actor):
 class World:
     """A trainer actor and its ranks, each rank on a node of its own."""
 
-    def __init__(self, node: Node, path: Path, ranks: int, settings: TrainSettings) -> None:
+    def __init__(self, node: Node, path: Path, ranks: int, settings: TrainSettings, batches: BatchFiles | None) -> None:
         self.node = node
         self.children: list[FakeChild] = []
         self.ranks = [ScriptedRank(rank) for rank in range(ranks)]
@@ -104,7 +108,7 @@ class World:
         self.path = path
         self.store = TrajectoryStore(path / "log")
         specs = [ChildSpec(f"trainer-{rank}", "job", node.address, str(path), {}) for rank in range(ranks)]
-        self.trainer = Trainer(settings, self.store, specs, {}, self.gave_up.append)
+        self.trainer = Trainer(settings, self.store, specs, {}, self.gave_up.append, batches=batches)
 
     async def start_child(self, name: str, *_: object, **__: object) -> FakeChild:
         self.children.append(FakeChild(name))
@@ -128,10 +132,16 @@ class World:
 
 @asynccontextmanager
 async def world(
-    path: Path, patch: pytest.MonkeyPatch, *, ranks: int = 1, ready: bool = True, settings: TrainSettings | None = None
+    path: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    ranks: int = 1,
+    ready: bool = True,
+    settings: TrainSettings | None = None,
+    batches: BatchFiles | None = None,
 ) -> AsyncIterator[World]:
     async with Node("control") as node:
-        made = World(node, path, ranks, settings or TrainSettings())
+        made = World(node, path, ranks, settings or TrainSettings(), batches)
         patch.setattr(trainer_module, "start_child", made.start_child)
         await node.spawn(lambda: made.trainer, "trainer", restarts=0)
         if ready:
@@ -277,3 +287,51 @@ def test_weights_come_from_rank_zero_once_all_are_up(tmp_path: Path, monkeypatch
             return weights.source
 
     assert run(test()).actor == "rank"
+
+
+def test_a_batch_that_fails_is_kept_with_its_error_and_one_that_is_done_only_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = DumpManifest(FORMAT, "job", "env", DumpFacts("bytes", 264))
+
+    async def test() -> None:
+        batches = BatchFiles(tmp_path / "run", manifest, record=True)
+        async with world(tmp_path, monkeypatch, batches=batches) as made:
+            await made.put("t1", "t2")
+            made.ranks[0].refuses = True
+            for _ in range(2):
+                with pytest.raises(RemoteError, match="t1: the loss is NaN"):
+                    await made.ask(Train(0, [["t1", "t2"]]), Trained)
+            assert not (tmp_path / "run" / "recorded").exists()
+            made.ranks[0].refuses = False
+            await made.ask(Train(0, [["t1", "t2"]]), Trained)
+
+    run(test())
+    for name in ("v00001", "v00001.2"):  # the same batch, twice
+        kept = tmp_path / "run" / "failed-batches" / name
+        assert [held.ticket for held in read_dump(kept).trajectories] == ["t1", "t2"]
+        failure = json.loads((kept / "failure.json").read_text())
+        assert failure["version"] == 1
+        assert failure["error"].endswith("t1: the loss is NaN")
+    assert [held.ticket for held in read_dump(tmp_path / "run").trajectories] == ["t1", "t2"]
+
+
+def test_a_disk_that_takes_nothing_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = DumpManifest(FORMAT, "job", "env", DumpFacts("bytes", 264))
+    (tmp_path / "run").write_text("a file where the directory should be")
+
+    async def test() -> None:
+        batches = BatchFiles(tmp_path / "run", manifest, record=True)
+        async with world(tmp_path, monkeypatch, batches=batches) as made:
+            await made.put("t1", "t2")
+            made.ranks[0].refuses = True
+            with pytest.raises(RemoteError, match="t1: the loss is NaN"):
+                await made.ask(Train(0, [["t1", "t2"]]), Trained)
+            made.ranks[0].refuses = False
+            await made.ask(Train(0, [["t1", "t2"]]), Trained)
+
+    run(test())
+    assert "the batch of version 1 failed, and could not be kept" in caplog.text
+    assert "the batch of version 1 could not be recorded" in caplog.text
