@@ -68,7 +68,10 @@ class Stopped(Exception):
 class OfflineRun:
     """See the module docstring. A program steps with ``ask``, and tells ``stepped`` after each."""
 
-    def __init__(self, launch: Launch, directory: RunDirectory, progress: Progress) -> None:
+    def __init__(
+        self, launch: Launch, directory: RunDirectory, progress: Progress, *, finishes_steps: bool = True
+    ) -> None:
+        """``finishes_steps``: whether an interruption lets what is under way come to its end."""
         self.job: Job = launch.job
         self.directory = directory
         self.progress = progress
@@ -86,6 +89,7 @@ class OfflineRun:
         self._trainer: Ref | None = None
         self._failure: asyncio.Future[BaseException] | None = None
         self._stopping: asyncio.Event = asyncio.Event()
+        self._finishes_steps = finishes_steps
         self._signalled = False
 
     # ---- for programs --------------------------------------------------------------------------------------------
@@ -193,7 +197,7 @@ class OfflineRun:
             starting = asyncio.create_task(self._trainer_up(context, lead))
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        if not starting.done():
+        if self._stopping.is_set():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return False
@@ -207,18 +211,24 @@ class OfflineRun:
         await self.ask(GetWeights(), Weights, timeout_s=timeout_s, about="the trainer's first weights")
 
     async def _race(self, answer: Awaitable[R]) -> R:
-        """The answer, unless the trainer fails first."""
+        """The answer, unless the trainer fails first. Raises ``Stopped`` where an interruption does not wait for it."""
         if self._failure is None:
             raise RuntimeError("the run has not begun")
         asked = asyncio.ensure_future(answer)
+        stopping = asyncio.create_task(self._stopping.wait())
         waiting: set[asyncio.Future[Any]] = {asked, self._failure}
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                waiting if self._finishes_steps else {*waiting, stopping}, return_when=asyncio.FIRST_COMPLETED
+            )
             if asked.done():
                 return asked.result()
-            raise self._failure.result()
+            if self._failure.done():
+                raise self._failure.result()
+            raise Stopped
         finally:
             asked.cancel()
+            stopping.cancel()
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is not None and not self._failure.done():

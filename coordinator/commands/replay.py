@@ -243,7 +243,7 @@ async def _replay(under: Under, scratch: RunDirectory, progress: PlainProgress, 
         resume=resume,
         resume_directory=directory,
     )
-    return await OfflineRun(launch, scratch, progress).run(program)
+    return await OfflineRun(launch, scratch, progress, finishes_steps=False).run(program)
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
+        self.recorded = path / "recorded"  # see actors.trainer.batches
         self.sample_index = path / "samples" / "index.jsonl"
 
     @classmethod
@@ -122,12 +123,16 @@ class RunDirectory:
         return text
 
     def rewind(self, version: int) -> int:
-        """Before going on from a checkpoint: set aside what was recorded beyond its version (``*.aside.jsonl``).
+        """Before going on from a checkpoint: set aside what was recorded beyond its version (``*.aside.jsonl``,
+        ``recorded/*.aside``).
 
         Returns the number of lines that ``metrics.jsonl`` lost. Call it before a tracker opens the file.
         """
         self._require_ownership()
         _set_aside(self.sample_index, lambda line: decode_sample(line).version <= version)
+        for batch in self.recorded.glob("v*.log"):
+            if batch.stem[1:].isdigit() and int(batch.stem[1:]) > version:
+                batch.replace(batch.with_suffix(".aside"))
         return _set_aside(self.metrics, lambda line: decode_metric(line).version <= version)
 
     def places(self) -> dict[str, str]:

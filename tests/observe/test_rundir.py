@@ -137,6 +137,16 @@ def test_samples_are_text_files_with_an_index_that_is_rewound_too(tmp_path: Path
         assert read_lines(run.sample_index, decode_sample).records == [sample("g1/0", version=2)]
 
 
+def test_recorded_batches_beyond_the_version_are_set_aside(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "lake") as run:
+        run.recorded.mkdir()
+        for version in (1, 2, 3, 12):
+            (run.recorded / f"v{version:05d}.log").write_bytes(b"batch")
+        run.rewind(2)
+        names = sorted(path.name for path in run.recorded.iterdir())
+        assert names == ["v00001.log", "v00002.log", "v00003.aside", "v00012.aside"]
+
+
 def test_places_are_short_when_the_run_lies_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
