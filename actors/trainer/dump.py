@@ -232,7 +232,7 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
 
 def _read_manifest(directory: Path, *, asked: Path) -> Manifest:
     path = directory / MANIFEST_FILE
-    if (asked / "job.yaml").is_file() and not path.is_file():
+    if (asked / "owner.lock").is_file() and not path.is_file():
         raise DumpError(
             f"{asked}: this run has kept no trajectories; train with train.record=true, or make a dump of its policy "
             f"with bin/rollout"

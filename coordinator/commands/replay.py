@@ -133,7 +133,7 @@ def _failure(path: Path) -> Failure | None:
 
 def _enclosing_run(path: Path) -> Path | None:
     absolute = path.absolute()
-    return next((place for place in (absolute, *absolute.parents[:2]) if (place / "job.yaml").is_file()), None)
+    return next((place for place in (absolute, *absolute.parents[:2]) if (place / "owner.lock").is_file()), None)
 
 
 def _under(where: Path, which: str | None, wanted: int, overrides: list[str]) -> Under:

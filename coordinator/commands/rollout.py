@@ -102,7 +102,7 @@ def _roll_out(player: Player, arguments: argparse.Namespace, out: Path) -> int:
     manifest, written = manifest_of(player.job), list[Manifest]()
 
     def keep(directory: Path) -> None:
-        finished = _dump(directory, out, manifest, progress.losses())
+        finished = _dump(directory, out, manifest, tickets, progress.losses())
         written.extend([] if finished is None else [finished])
 
     try:
@@ -116,7 +116,8 @@ def _roll_out(player: Player, arguments: argparse.Namespace, out: Path) -> int:
 
 
 def make_tickets(job: Job, trajectories: int, first: int, *, greedy: bool, held_out: bool) -> list[Ticket]:
-    """In groups as in training, the last one perhaps smaller; seeds are those that a live run would give."""
+    """In groups as in training, the last one perhaps smaller; seeds are those that a live run would give, names are
+    not: a checkpoint's buffer holds some of those."""
     size, temperature = job.train.group_size, 0.0 if greedy else job.rollout.temperature
     task = evaluation_task if held_out else training_task
 
@@ -124,19 +125,19 @@ def make_tickets(job: Job, trajectories: int, first: int, *, greedy: bool, held_
         number = first * size + index
         seed = int(np.random.default_rng([job.seed, number]).integers(2**31))
         group = first + index // size
-        return Ticket(f"t{number}", group, task(group), "train", temperature, seed)
+        return Ticket(f"r{number}", group, task(group), "train", temperature, seed)
 
     return [ticket(index) for index in range(trajectories)]
 
 
-def _dump(directory: Path, out: Path, manifest: Manifest, losses: dict[str, int]) -> Manifest | None:
-    """Everything that the run's store holds, in the order of the tickets; None where it holds nothing."""
+def _dump(
+    directory: Path, out: Path, manifest: Manifest, tickets: list[Ticket], losses: dict[str, int]
+) -> Manifest | None:
+    """What the run's store holds of the tickets, in their order; None where it holds nothing of them."""
     store = directory / "store" / BUFFER_FILE
-    trajectories = [trajectory for trajectory, _ in read_records(store)] if store.is_file() else []
-    if not trajectories:
-        return None
-    trajectories.sort(key=lambda trajectory: int(trajectory.ticket.removeprefix("t")))
-    return write_dump(out, manifest, trajectories, losses)
+    held = {trajectory.ticket: trajectory for trajectory, _ in read_records(store)} if store.is_file() else {}
+    trajectories = [held[ticket.id] for ticket in tickets if ticket.id in held]
+    return write_dump(out, manifest, trajectories, losses) if trajectories else None
 
 
 class RolloutProgress:

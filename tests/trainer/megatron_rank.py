@@ -31,6 +31,17 @@ def five_steps(backend: Backend) -> list[dict[str, float]]:
     return [backend.forward_backward(batch(i)) | backend.optim_step(LEARNING_RATE) for i in range(5)]
 
 
+def imitation(backend: Backend) -> dict[str, float]:
+    """What a batch would do, and a step of imitation on it."""
+    given = batch(8)
+    inspection = backend.inspect(given)
+    figures = {f"norm {ticket}": norm for ticket, norm in inspection.gradient_norms.items()}
+    figures |= {"inspected loss": float(sum(losses.sum() for losses in inspection.losses))}
+    figures |= {"inspected norm": inspection.gradient_norm}
+    demonstrations = TrainBatch(given.sequences, given.allowed_sets, "imitation")
+    return figures | backend.forward_backward(demonstrations) | backend.optim_step(LEARNING_RATE)
+
+
 class Recorder:
     """What a rank saw, written at the end."""
 
@@ -65,6 +76,7 @@ class Recorder:
         self.tensors[f"{case}/score"] = torch.from_numpy(backend.score(given.sequences[0].tokens))
         self.facts[f"{case}/steps"] = five_steps(backend)
         self.export(f"{case}/five", backend)
+        self.facts[f"{case}/imitation"] = imitation(backend)
 
     def resume(self, backend: Backend) -> None:
         checkpoint = self.directory / "checkpoint"

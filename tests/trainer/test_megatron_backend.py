@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend
 from actors.trainer.backends.protocol import Backend
-from tests.trainer.megatron_rank import CASES, SETTINGS, five_steps
+from tests.trainer.megatron_rank import CASES, SETTINGS, five_steps, imitation
 from tests.trainer.samples import batch, policy
 
 DEADLINE_S = 240.0
@@ -108,6 +108,16 @@ def test_five_optimiser_steps_equal_the_torch_backends(run: Run) -> None:
                 assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
             assert largest_difference(run.under(f"{case}/five", rank), dict(reference.export())) < 2e-5
             assert largest_difference(run.under(f"{case}/five", rank), run.under(f"{case}/initial", rank)) > 1e-4
+
+
+def test_inspections_and_steps_of_imitation_equal_the_torch_backends(run: Run) -> None:
+    for case in CASES[run.ranks]:
+        reference = run.reference(case)
+        five_steps(reference)
+        theirs = imitation(reference)
+        assert theirs["norm t0"] > 0
+        for rank in range(run.ranks):
+            assert run.facts[rank][f"{case}/imitation"] == pytest.approx(theirs, rel=1e-3, abs=1e-5)
 
 
 def test_the_step_after_a_load_is_that_of_an_unbroken_run(run: Run) -> None:

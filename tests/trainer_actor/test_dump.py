@@ -102,7 +102,7 @@ def test_a_dump_whose_files_changed_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_dump_is_named(tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=r"dump\.json: No such file or directory; expected a dump"):
         read_dump(tmp_path)
-    (tmp_path / "job.yaml").write_text("name: x\n")
+    (tmp_path / "owner.lock").touch()
     with pytest.raises(DumpError, match=r"this run has kept no trajectories; train with train\.record=true"):
         read_dump(tmp_path)
     begin_dump(tmp_path, MANIFEST)
