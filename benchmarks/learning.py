@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -39,7 +40,7 @@ LIMIT_S = {"torch": 180.0, "vllm": 240.0}
 """What the quick start may take."""
 
 PATIENCE = 3.0
-"""A run that takes this many times its limit is stopped."""
+"""A run that takes this many times its limit is killed."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -49,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seed: int
     status: int
     seconds: float  # the whole command
+    cpu_s: float  # processor time of all its processes: comparable between a busy machine and an idle one
     first_reward_s: float  # from the command's start to its first step line
     first_success: float  # greedy, before any training
     last_success: float
@@ -64,16 +66,19 @@ def run(job: Path, engine: str, seed: int, overrides: list[str], *, limit_s: flo
         command = [sys.executable, "-u", "-m", "coordinator.commands.train", str(job), f"rollout.engine={engine}"]
         command += [f"seed={seed}", "--runs", base, *overrides]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        start, first_step = time.monotonic(), float("nan")
+        start, first_step, cpu_before_s = time.monotonic(), float("nan"), children_cpu_s()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
+        overdue = threading.Timer(PATIENCE * limit_s, process.kill)
+        overdue.start()
         if process.stdout is not None:
             for line in process.stdout:
                 if line.startswith("step 1/"):
                     first_step = time.monotonic() - start
-        status = process.wait(PATIENCE * limit_s)
-        seconds = time.monotonic() - start
+        status = process.wait()
+        overdue.cancel()
+        seconds, cpu_s = time.monotonic() - start, children_cpu_s() - cpu_before_s
         latest = Path(base) / "latest"
         records = read_lines(latest / "metrics.jsonl", decode_metric).records
         measured = evaluated(latest, fresh, environment) if fresh and status == 0 else None
@@ -86,6 +91,7 @@ def run(job: Path, engine: str, seed: int, overrides: list[str], *, limit_s: flo
         seed,
         status,
         seconds,
+        cpu_s,
         first_step,
         evaluations[0].success if evaluations else float("nan"),
         evaluations[-1].success if evaluations else float("nan"),
@@ -94,6 +100,12 @@ def run(job: Path, engine: str, seed: int, overrides: list[str], *, limit_s: flo
         [(when[step.version], step.reward_mean) for step in steps],
         measured,
     )
+
+
+def children_cpu_s() -> float:
+    """Processor time of ended children and of those of their descendants that were waited for."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def evaluated(run_directory: Path, episodes: int, environment: dict[str, str]) -> dict[str, float]:
@@ -106,10 +118,10 @@ def evaluated(run_directory: Path, episodes: int, environment: dict[str, str]) -
 
 def table(outcomes: list[Outcome]) -> str:
     """For people."""
-    lines = ["engine  seed  status  seconds  first reward  steps  success before -> after"]
+    lines = ["engine  seed  status  seconds    cpu s  first reward  steps  success before -> after"]
     lines += [
-        f"{o.engine:6}  {o.seed:4}  {o.status:6}  {o.seconds:7.1f}  {o.first_reward_s:10.1f} s  {o.steps:5}  "
-        f"{o.first_success:.2f} -> {o.last_success:.2f}{on_fresh(o.fresh)}"
+        f"{o.engine:6}  {o.seed:4}  {o.status:6}  {o.seconds:7.1f}  {o.cpu_s:7.1f}  {o.first_reward_s:10.1f} s  "
+        f"{o.steps:5}  {o.first_success:.2f} -> {o.last_success:.2f}{on_fresh(o.fresh)}"
         for o in outcomes
     ]
     return "\n".join(lines)
@@ -131,6 +143,7 @@ def figures(outcomes: list[Outcome], target: float, limits_s: dict[str, float]) 
         result[f"{engine}_seconds_median"] = statistics.median(o.seconds for o in mine)
         result[f"{engine}_seconds_worst"] = max(o.seconds for o in mine)
         result[f"{engine}_seconds_worst_over_limit"] = max(o.seconds for o in mine) / limits_s[engine]
+        result[f"{engine}_cpu_s_worst"] = max(o.cpu_s for o in mine)
         result[f"{engine}_first_reward_s_worst"] = max(o.first_reward_s for o in mine)
         result[f"{engine}_steps_median"] = statistics.median(o.steps for o in mine)
         fresh = [o.fresh["success"] for o in mine if o.fresh is not None]
