@@ -16,8 +16,8 @@ half the steps that a longer form such as ``0,1>`` takes.
 With ``ways`` a position is followed by what a walker sees who looks around: an arrow for each neighbouring tile that
 can be walked on, in the order of the actions, a dot for a hole or the edge: ``a1.v>.``, then ``b1<.>.``. It tells
 nothing that the map does not, and not which way leads to the goal. Each direction has a character of its own, so that
-a small policy need not learn to count places first: with tiles instead (``a1#FF#``) it learned nothing of the holes
-in twice the steps in which it learned to go around them.
+a small policy need not learn to count places first: with the tiles themselves (``a1#FF#``) it still took the same way
+over every map after 60 steps, when with arrows it went around most holes.
 """
 
 from __future__ import annotations
