@@ -34,6 +34,8 @@ from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFai
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
 
 ASK_TIMEOUT_S = 10.0
+PARENT_SILENCES = 3.0
+"""A child gives up a parent that is silent this many times as long as it takes to give up a child."""
 
 
 class RoleContext:
@@ -93,6 +95,7 @@ class RoleContext:
             telemetry=self.coordinator,
             host=self._host,
             key_file=None if self._key_file is None else str(self._key_file),
+            parent_silence_s=PARENT_SILENCES * self.job.coordinator.silence_s,
         )
 
     def environment(self, place: Place) -> dict[str, str]:

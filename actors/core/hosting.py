@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -32,7 +33,6 @@ S = TypeVar("S")
 Finish = Callable[[], Awaitable[None]]
 log = logging.getLogger(__name__)
 
-PARENT_SILENCE_S = 60.0
 EXIT_WORK_FAILED = 3
 
 END_S = 5.0
@@ -50,6 +50,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     telemetry: Ref | None = None  # where spans go
     host: str = "127.0.0.1"
     key_file: str | None = None
+    parent_silence_s: float = 60.0  # without a sign of life from the parent; a parent that has died is noticed at once
 
     @property
     def key(self) -> ClusterKey | None:
@@ -115,12 +116,13 @@ def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> NoReturn:
 
 
 async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Finish]]) -> int:
-    async with Node(spec.name, host=spec.host, key=spec.key) as node:
+    # A child's next incarnation starts on this machine: unlike the time of day, its monotonic clock never goes back.
+    async with Node(spec.name, host=spec.host, key=spec.key, epoch=time.monotonic_ns()) as node:
         context = ChildContext(spec, node)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, context.end, "asked to stop")
         node.watch(
-            spec.parent, silence_s=PARENT_SILENCE_S, on_lost=lambda why: context.end(f"the parent is gone: {why}")
+            spec.parent, silence_s=spec.parent_silence_s, on_lost=lambda why: context.end(f"the parent is gone: {why}")
         )
         working = asyncio.ensure_future(_work(context, work))
         await context.until_end()

@@ -53,9 +53,12 @@ class Node:
         host: str = "127.0.0.1",
         port: int = 0,
         key: ClusterKey | None = None,
+        epoch: int | None = None,
         transport: Transport | None = None,
     ) -> None:
-        self._transport = transport or ZeroMQTransport(name, time.time_ns(), host=host, port=port, key=key)
+        """``epoch`` grows from one incarnation of a name to the next; the default is the time of day."""
+        epoch = time.time_ns() if epoch is None else epoch
+        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
         self.address = self._transport.address
         self.counters: Counter[str] = Counter()
         self._cells: dict[str, Cell] = {}

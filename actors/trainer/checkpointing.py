@@ -92,13 +92,18 @@ def _checksum(data: bytes) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of the file or none of it."""
+    """All of the file or none of it. Raises ``OSError`` with its name."""
     temporary = path.with_name(path.name + ".part")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _read(path: Path) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,27 @@ TINY = (
 """Steps of a few milliseconds: for tests of what happens around the learning."""
 
 
-def training(directory: Path, *arguments: str, name: str = "") -> AbstractContextManager[Command]:
+def job_with_reward_worker(directory: Path) -> str:
+    """A job file for FrozenLake, scored by a function of one's own, so that there is a reward worker."""
+    shutil.copy(ROOT / "tests" / "end_to_end" / "faulty.py", directory / "faulty.py")
+    path = directory / "job.yaml"
+    path.write_text("environment: {name: frozenlake, workers: 1}\nreward: {function: 'faulty:paid'}\n")
+    return str(path)
+
+
+def everywhere(directory: Path, code: str) -> dict[str, str]:
+    """Environment in which every Python process runs ``code`` before anything else."""
+    (directory / "first").mkdir()
+    (directory / "first" / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": f"{directory / 'first'}{os.pathsep}{ROOT}"}
+
+
+def training(
+    directory: Path, *arguments: str, name: str = "", environment: Mapping[str, str] | None = None
+) -> AbstractContextManager[Command]:
     """``train`` with these arguments; its run directories go below ``directory``."""
-    return started(TRAIN, *arguments, "--runs", str(directory / "runs"), directory=directory, name=name)
+    words = [*arguments, "--runs", str(directory / "runs")]
+    return started(TRAIN, *words, directory=directory, name=name, environment=environment)
 
 
 def trained(directory: Path, *arguments: str, timeout_s: float, name: str = "") -> Ended:

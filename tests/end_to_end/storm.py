@@ -67,7 +67,9 @@ class Storm:
     def _end(self, command: Command, expected: set[int]) -> int:
         status = command.wait(timeout_s=SITTING_S)
         self.leftovers += command.leftovers(grace_s=10.0)
-        self.leftovers += [f"temporary file {path}" for path in command.temporary.iterdir()]
+        # torch makes itself an empty cache directory of this name, the same for all processes of a user.
+        temporary = [path for path in command.temporary.iterdir() if not path.name.startswith("torchinductor_")]
+        self.leftovers += [f"temporary file {path}" for path in temporary]
         self.stdout = command.stdout
         if status not in expected or "Traceback" in command.stdout + command.stderr:
             self.unexpected.append(command.said())

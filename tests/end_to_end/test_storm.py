@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
-from tests.end_to_end.runs import TINY, balance
+from tests.end_to_end.runs import TINY, balance, job_with_reward_worker
 from tests.end_to_end.storm import VICTIMS, Storm
 from tests.support.audit import audited_file
-from tests.support.running import ROOT
 
 BLOWS = 20
 
@@ -22,12 +19,8 @@ def test_a_run_under_twenty_kills_reaches_its_end_with_every_trajectory_accounte
     tmp_path: Path, seed: int
 ) -> None:
     storm = Storm(tmp_path, seed)
-    # A reward function of one's own, so that there is a reward worker to kill.
-    shutil.copy(ROOT / "tests" / "end_to_end" / "faulty.py", tmp_path / "faulty.py")
-    job = tmp_path / "job.yaml"
-    job.write_text(yaml.safe_dump({"environment": {"name": "frozenlake"}, "reward": {"function": "faulty:paid"}}))
-    overrides = (*TINY, "train.steps=100000", "checkpoint.every=2", "environment.workers=1")
-    assert storm.rage(str(job), overrides, BLOWS) == 0, storm.unexpected
+    overrides = (*TINY, "train.steps=100000", "checkpoint.every=2")
+    assert storm.rage(job_with_reward_worker(tmp_path), overrides, BLOWS) == 0, storm.unexpected
     print(f"{storm.sittings} sittings; {dict(storm.hits)}; {storm.missed} moments did not come; {storm.stdout[-900:]}")
     assert storm.hits.total() == BLOWS
     assert {hit.partition(",")[0] for hit in storm.hits} == set(VICTIMS)
