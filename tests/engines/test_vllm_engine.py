@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def test_seeded_prompts_that_do_not_fit_into_one_step_wait_for_the_next(
     monkeypatch.setattr(vllm_engine, "STEP_TOKENS", 1)
     requests = [GenerateRequest(f"r{i}", f"t{i}", prompt(90 + i, i), 6, seed=i) for i in range(9)]
     check(tmp_path, requests)
+
+
+def test_an_engine_that_is_killed_leaves_no_file_where_temporary_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    engine = VllmEngine(write_tiny_policy(tmp_path, tied=True), max_sequences=6, max_model_len=127)
+    try:
+        left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+    finally:
+        engine.close()
+    assert left == []
 
 
 def test_requests_preempted_for_want_of_cache_come_back_with_the_right_logprobs(tmp_path: Path) -> None:

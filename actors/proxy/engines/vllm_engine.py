@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed import distributed_c10d
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import derive
@@ -64,6 +65,17 @@ class _Held:
         )
 
 
+def _remove_meeting_place() -> None:
+    """vLLM's ranks (here one) meet over a file in the directory for temporary files, which nobody removes. Once they
+    have met it is not needed."""
+    store = distributed_c10d._get_default_store()  # what torch has no public way to
+    while isinstance(store, distributed_c10d.PrefixStore):
+        store = store.underlying_store
+    path = getattr(store, "path", None)  # of a FileStore, which torch does not export
+    if path is not None:
+        Path(path).unlink(missing_ok=True)
+
+
 class VllmEngine:
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
 
@@ -107,6 +119,7 @@ class VllmEngine:
             kv_cache_bytes = 2 * max_sequences * _sequence_bytes(arguments, max_model_len)
         arguments.kv_cache_memory_bytes = kv_cache_bytes
         self._llm = LLMEngine.from_engine_args(arguments)
+        _remove_meeting_place()
         # Reloading warns, at every version, about layers with nothing to load (rotary positions, a tied head). Said
         # here because vLLM resets the levels of its loggers when an engine starts.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
