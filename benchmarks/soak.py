@@ -255,7 +255,8 @@ def main(argv: list[str] | None = None) -> int:
     flat = all(verdict.flat for verdict in verdicts) and not left
     if arguments.json:
         facts = {"minutes": arguments.minutes, "engine": arguments.engine, "steps": steps, "left": left, "flat": flat}
-        print(json.dumps({**facts, "series": [msgspec.to_builtins(verdict) for verdict in verdicts]}))
+        facts |= {"verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts]}
+        print(json.dumps({**facts, "samples": [msgspec.to_builtins(one) for one in series]}))
     else:
         print(table(verdicts))
         print(f"{steps} steps in {arguments.minutes:g} minutes; left behind: {', '.join(left) or 'nothing'}")
