@@ -99,3 +99,26 @@ def test_after_new_weights_nothing_is_reused_and_busy_slots_stay_busy() -> None:
     table.extend(busy[0], tokens(3, 4, 5))
     table.release(busy[0], "b")
     assert table.acquire("b", tokens(3, 4, 5, 6)) == (busy[0], 3)
+
+
+def test_the_longest_beginning_is_found_in_any_slot_and_not_beyond_what_it_holds() -> None:
+    table = SlotTable(4, 16)
+    hold(table, "a", 1, 2, 3)
+    hold(table, "b", 1, 2, 9, 4)
+    longest = hold(table, "c", 1, 2, 3, 4)
+    table.forget("c")
+    assert table.longest_prefix(tokens(1, 2, 3, 4, 0, 0)) == (longest, 4)  # a slot that was never filled reads 0
+    assert table.longest_prefix(tokens(8, 2, 3))[1] == 0
+    table.invalidate()
+    assert table.longest_prefix(tokens(1, 2, 3))[1] == 0
+
+
+def test_a_slot_given_the_beginning_of_another_holds_that_alone() -> None:
+    table = SlotTable(2, 16)
+    hold(table, "a", 1, 2, 3)
+    place = table.acquire("b", tokens(1, 2, 5))
+    assert place is not None
+    table.copied(place[0], tokens(1, 2))
+    table.extend(place[0], tokens(5))
+    table.release(place[0], "b")
+    assert table.acquire("b", tokens(1, 2, 5, 7)) == (place[0], 3)

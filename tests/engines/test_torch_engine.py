@@ -117,10 +117,7 @@ def test_prompts_longer_than_a_step_are_taken_in_pieces(tmp_path: Path, monkeypa
 def test_a_turn_computes_only_what_it_added(tmp_path: Path) -> None:
     policy_dir = write_tiny_policy(tmp_path, tied=True)
     engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
-    computed: list[int] = []
-    engine._model.register_forward_pre_hook(
-        lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    computed = computed_tokens(engine)
     history = prompt(100)
     for turn in range(3):
         engine.add(GenerateRequest(f"r{turn}", "t", history, 1))
@@ -132,13 +129,77 @@ def test_a_turn_computes_only_what_it_added(tmp_path: Path) -> None:
     assert computed == [100, 6, 6, 118]
 
 
+def computed_tokens(engine: TorchEngine) -> list[int]:
+    """From now on: how many tokens each forward pass computes."""
+    computed: list[int] = []
+    engine._model.register_forward_pre_hook(
+        lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    return computed
+
+
+def test_what_requests_begin_with_is_computed_once(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    engine = started(policy_dir, reference)
+    computed = computed_tokens(engine)
+    group = [GenerateRequest(f"a{i}", f"a{i}", prompt(60), 3, seed=i) for i in range(3)]
+    longer = [
+        GenerateRequest(f"b{i}", f"b{i}", np.concatenate([prompt(40), prompt(10 + i, 9 + i)]), 3, seed=i)
+        for i in range(2)
+    ]
+    for request in group + longer:
+        engine.add(request)
+    answers = finish(engine)
+    # The first one's prompt; of it all but the last token for its fellows, 40 for the others; then a token each.
+    assert computed == [60, 1 + 2 * 1 + (10 + 11), 5, 4]
+    for request in group + longer:
+        answer = answers[request.request_id]
+        np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
+
+
+def test_who_waits_for_a_prompt_goes_on_by_itself_when_that_request_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_engine, "STEP_TOKENS", 24)
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
+    computed = computed_tokens(engine)
+    for i in range(2):
+        engine.add(GenerateRequest(f"r{i}", f"r{i}", prompt(60), 1, seed=i))
+    engine.step()
+    engine.abort("r0")
+    assert set(finish(engine)) == {"r1"}
+    assert computed == [24, 24, 12]  # the 24 that were there, copied, and the rest
+
+
+def test_new_weights_share_a_prompt_anew(tmp_path: Path) -> None:
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0, 1))
+    engine = started(policy_dir, reference)
+    requests = [GenerateRequest(f"r{i}", f"r{i}", prompt(60), 4, seed=i) for i in range(2)]
+    for request in requests:
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    computed = computed_tokens(engine)
+    engine.load_weights(1, reference.weights(1))
+    answers = finish(engine)
+    assert computed[0] == 63  # 60 and the three tokens that r0 has by now
+    assert sum(computed) < 2 * 60
+    for request in requests:
+        answer = answers[request.request_id]
+        assert answer.versions.tolist()[-1] == 1
+        np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
+
+
 def test_the_head_sees_one_place_a_row(tmp_path: Path) -> None:
     policy_dir = write_tiny_policy(tmp_path, tied=True)
     engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
     seen: list[int] = []
     engine._model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     for i in range(3):
-        engine.add(GenerateRequest(f"r{i}", f"t{i}", prompt(20 + 30 * i), 2))
+        engine.add(GenerateRequest(f"r{i}", f"t{i}", prompt(20 + 30 * i, i), 2))
     finish(engine)
     assert seen == [3, 3]
 

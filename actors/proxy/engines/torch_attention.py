@@ -41,12 +41,16 @@ class KvStore:
         """Forget everything. Zeroed, because a masked key's weight of 0 times a NaN left in memory is NaN; fresh
         zeroed memory is mapped by the kernel only as it is used."""
         self.release()
-        for _ in range(self._layers):
-            self.keys.append(_zeroed(self._shape, self._dtype, self._device))
-            self.values.append(_zeroed(self._shape, self._dtype, self._device))
+        self._both = _zeroed((2, self._layers, *self._shape), self._dtype, self._device)
+        self.keys, self.values = (list(kind) for kind in self._both)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Give a slot the first ``count`` keys and values of another."""
+        self._both[:, :, target, :, :count] = self._both[:, :, source, :, :count]
 
     def release(self) -> None:
         """Give the memory back; ``reset`` brings the store to life again."""
+        self._both = torch.empty(0)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 

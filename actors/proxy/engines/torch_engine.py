@@ -5,7 +5,8 @@ a row is sampled only when all of its tokens are in its slot.
 
 A step takes the new tokens of every running row (a whole prompt, what a turn added to a known prefix, or the one
 token sampled last), packs them end to end and runs one forward pass; the language-model head sees only each row's
-last token. A trajectory's slot is kept between its turns, so that a turn costs what it added.
+last token. A trajectory's slot is kept between its turns, so that a turn costs what it added. What several rows begin
+with (the prompt of a group's members) is computed once: the others wait for it and copy its keys and values.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from actors.proxy.engines.torch_slots import SlotTable
 from actors.proxy.engines.torch_weights import gather, policy_dtype, tensor_digest
 from actors.proxy.engines.validation import check, check_score
 
+SHARED_TOKENS = 8
+"""Tokens that must be saved for a row to copy what another slot holds, or to wait a step for what one is computing."""
+
 STEP_TOKENS = 2048
 """New tokens of one forward pass; longer prompts are taken in pieces, oldest request first."""
 
@@ -40,6 +44,7 @@ class _Row:
     cached: int  # tokens in the slot
     tokens: np.ndarray  # int32 [P + max_tokens], filled up to ``length``
     length: int
+    alone: bool = False  # has looked for others that begin like it, and computes what is left by itself
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
@@ -190,6 +195,8 @@ class TorchEngine:
         budget = STEP_TOKENS
         rows, work = [], []
         for row in self._running.values():
+            if not (row.alone or self._share(row, rows)):
+                continue
             end = min(row.length, row.cached + budget)
             rows.append(row)
             work.append(RowWork(row.slot, row.cached, row.tokens[row.cached : end]))
@@ -197,6 +204,25 @@ class TorchEngine:
             if not budget:
                 break
         return rows, work
+
+    def _share(self, row: _Row, computing: list[_Row]) -> bool:
+        """Copy how a row begins from the slot that holds most of it. Returns False where a row of this step (always an
+        older one) computes more of it: then it is worth the wait."""
+        row.alone = True
+        known = row.tokens[: row.length - 1]  # the last one's logits are wanted
+        if len(known) < row.cached + SHARED_TOKENS:
+            return True
+        slot, held = self._slots.longest_prefix(known)
+        held = max(held, row.cached)
+        for other in computing:
+            if other.length - other.cached > SHARED_TOKENS and _common(known, other) >= held + SHARED_TOKENS:
+                row.alone = False
+                return False
+        if held >= row.cached + SHARED_TOKENS:
+            self._store.copy(slot, row.slot, held)
+            self._slots.copied(row.slot, known[:held])
+            row.cached = held
+        return True
 
     @torch.inference_mode()
     def _forward(self, plan: StepPlan, keep: np.ndarray) -> torch.Tensor:
@@ -240,3 +266,11 @@ class TorchEngine:
         self._slots.invalidate()
         for row in self._running.values():
             row.cached = 0
+            row.alone = False
+
+
+def _common(tokens: np.ndarray, row: _Row) -> int:
+    """How many tokens both begin with."""
+    count = min(len(tokens), row.length)
+    different = np.flatnonzero(tokens[:count] != row.tokens[:count])
+    return int(different[0]) if len(different) else count

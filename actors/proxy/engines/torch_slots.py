@@ -43,6 +43,19 @@ class SlotTable:
         self._tokens[slot, self._length[slot] : end] = tokens
         self._length[slot] = end
 
+    def longest_prefix(self, tokens: np.ndarray) -> tuple[int, int]:
+        """The slot that holds most of how ``tokens`` begin, whoever it belongs to, and how many of them."""
+        same = self._tokens[:, : len(tokens)] == tokens
+        same &= np.arange(len(tokens)) < np.array(self._length)[:, None]
+        counts = np.where(same.all(1), len(tokens), same.argmin(1))
+        slot = int(counts.argmax())
+        return slot, int(counts[slot])
+
+    def copied(self, slot: int, tokens: np.ndarray) -> None:
+        """The slot now holds these tokens, taken from another one, and nothing else."""
+        self._length[slot] = 0
+        self.extend(slot, tokens)
+
     def release(self, slot: int, trajectory: str) -> None:
         """The request has ended; its slot is kept for the trajectory's next turn."""
         former = self._kept.pop(trajectory, None)
