@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from actors.proxy.engines.seeds import derive, mix, uniforms
@@ -54,6 +55,21 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
     tokens, _ = Sampler(torch.device("cpu"))(logits.repeat(4000, 1), rows(4000))
     assert set(tokens.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("vocabulary", [511, 512, 700, 4096, 49_100])
+def test_a_draw_is_the_inversion_of_the_cumulated_distribution_whatever_the_vocabulary(vocabulary: int) -> None:
+    chance = np.random.default_rng(vocabulary)
+    logits = chance.normal(0, 3, (64, vocabulary)).astype(np.float32)
+    logits[:, chance.random(vocabulary) < 0.5] = -np.inf
+    how = rows(64)
+    tokens, _ = Sampler(torch.device("cpu"))(torch.from_numpy(logits), how)
+    points = uniforms(np.arange(64, dtype=np.uint64), np.zeros(64))
+    for row, token, point in zip(logits.astype(np.float64), tokens, points, strict=True):
+        weights = np.exp(row - row.max())
+        cumulated = np.cumsum(weights / weights.sum())
+        assert weights[token] > 0
+        assert cumulated[token] - weights[token] / weights.sum() - 1e-6 <= point <= cumulated[token] + 1e-6
 
 
 def test_a_greedy_row_among_sampled_ones_takes_the_best_at_temperature_one() -> None:

@@ -18,6 +18,9 @@ from actors.proxy.engines.seeds import uniforms
 Allowed = tuple[int, ...] | None
 _INDEX_CACHE_SIZE = 1024
 
+_BLOCK = 256
+"""Large vocabularies are searched in two steps: which block of this many tokens, then which token of it."""
+
 
 @dataclass(frozen=True)
 class RowSampling:
@@ -75,10 +78,33 @@ def _draw(logits: torch.Tensor, rows: list[RowSampling]) -> tuple[torch.Tensor, 
     else:
         seeds = np.array([row.seed for row in rows], dtype=np.uint64)
         points = torch.from_numpy(uniforms(seeds, np.array([row.position for row in rows]))).to(logits.device)
-        cumulated = logprobs.double().exp().cumsum(-1)
-        # The first token whose cumulated probability exceeds the point: never one of probability 0.
-        chosen = torch.searchsorted(cumulated, points[:, None] * cumulated[:, -1:], right=True)[:, 0]
-        chosen = chosen.clamp(max=logits.shape[1] - 1)
+        chosen = _invert(logprobs.exp(), points)
         if greedy.any():
             chosen = torch.where(torch.from_numpy(greedy).to(logits.device), logprobs.argmax(-1), chosen)
     return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
+
+
+def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """For each row of ``weights`` [B, V], the first token at which the cumulated sum exceeds the row's point (float64
+    in [0, 1)) of its total: never one of weight 0."""
+    width = weights.shape[1]
+    whole = width // _BLOCK * _BLOCK
+    if whole < 2 * _BLOCK:
+        return _first_above(weights.double().cumsum(-1), points[:, None])
+    blocks = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1).double()
+    tail = weights[:, whole:].sum(-1, keepdim=True).double()
+    cumulated = torch.cat([blocks, tail], dim=1).cumsum(-1)
+    block = _first_above(cumulated, points[:, None])
+    before = torch.where(block > 0, cumulated.gather(1, (block[:, None] - 1).clamp(min=0))[:, 0], 0.0)
+    within = block[:, None] * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, within.clamp(max=width - 1)).double().masked_fill(within >= width, 0.0)
+    # What is left of the point for this block; rounding must not carry it past the block's last token.
+    left = points * cumulated[:, -1] - before
+    place = torch.searchsorted(inside.cumsum(-1), left[:, None], right=True)[:, 0]
+    last = (inside > 0).int().cumsum(-1).argmax(-1)
+    return block * _BLOCK + torch.minimum(place, last)
+
+
+def _first_above(cumulated: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    chosen = torch.searchsorted(cumulated, points * cumulated[:, -1:], right=True)[:, 0]
+    return chosen.clamp(max=cumulated.shape[1] - 1)
