@@ -98,7 +98,7 @@ class _Group:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype, repeats: int) -> torch.Tensor:
-        """Additive mask ``[b, 1, repeats * T, length]``, made once a step."""
+        """Additive mask ``[b, 1, repeats * T, length]``, made once a step and kind of layer."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             hidden = keys > self.positions[..., None]
@@ -171,26 +171,43 @@ class StepPlan:
     ) -> torch.Tensor:
         """``query`` [N, heads, D], ``key`` and ``value`` [N, kv_heads, D] -> [N, heads, D]."""
         store = self.store
-        heads, kv_heads, size = query.shape[1], store.heads, store.head_dim
-        repeats = heads // kv_heads
+        size = store.head_dim
         for cache, new in ((store.keys[layer], key), (store.values[layer], value)):
             cache.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size))
+        if len(self._groups) == 1 and self._groups[0].gather is None:
+            return self._attend(self._groups[0], layer, query, scale, window)
         result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for group in self._groups:
-            rows, width = group.rows, group.width
             part = query[group.packed] if group.gather is None else query.index_select(0, group.gather)
-            # Heads that share a key-value head become further queries of it: nothing is repeated in memory.
-            part = part.reshape(rows, width, kv_heads, repeats, size).permute(0, 2, 3, 1, 4)
-            out = F.scaled_dot_product_attention(
-                part.reshape(rows, kv_heads, repeats * width, size),
-                store.keys[layer][:, :, : group.length].index_select(0, group.slots),
-                store.values[layer][:, :, : group.length].index_select(0, group.slots),
-                attn_mask=group.mask(window, query.dtype, repeats),
-                scale=scale,
-            )
-            out = out.view(rows, kv_heads, repeats, width, size).permute(0, 3, 1, 2, 4).reshape(-1, heads, size)
+            out = self._attend(group, layer, part, scale, window)
             result[group.packed] = out if group.scatter is None else out.index_select(0, group.scatter)
         return result
+
+    def _attend(self, group: _Group, layer: int, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+        """One group, padded: ``query`` [b * T, heads, D] -> the same shape. Heads that share a key-value head become
+        further queries of it: nothing is repeated in memory."""
+        store, rows, width = self.store, group.rows, group.width
+        heads, size = query.shape[1:]
+        kv_heads, repeats = store.heads, heads // store.heads
+        keys = store.keys[layer][:, :, : group.length].index_select(0, group.slots)
+        values = store.values[layer][:, :, : group.length].index_select(0, group.slots)
+        mask = group.mask(window, query.dtype, repeats)
+        if width == 1 and query.dtype == torch.float32 and query.device.type == "cpu":
+            # One token a row: there the fused kernel costs more than its parts.
+            flat = (rows * kv_heads, repeats, group.length)
+            scores = torch.baddbmm(
+                mask.expand(rows, kv_heads, *flat[1:]).reshape(flat),
+                query.reshape(rows * kv_heads, repeats, size),
+                keys.view(rows * kv_heads, group.length, size).transpose(1, 2),
+                alpha=scale,
+            )
+            weights = scores.softmax(-1)
+            return torch.bmm(weights, values.view(rows * kv_heads, group.length, size)).view(rows, heads, size)
+        part = query.reshape(rows, width, kv_heads, repeats, size).permute(0, 2, 3, 1, 4)
+        out = F.scaled_dot_product_attention(
+            part.reshape(rows, kv_heads, repeats * width, size), keys, values, attn_mask=mask, scale=scale
+        )
+        return out.view(rows, kv_heads, repeats, width, size).permute(0, 3, 1, 2, 4).reshape(-1, heads, size)
 
 
 def _bucket(row: RowWork) -> tuple[int, int]:
