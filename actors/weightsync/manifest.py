@@ -58,8 +58,9 @@ def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """BLAKE2b-128 of a tensor's bytes (row-major, little-endian), as hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """SHA-256 of a tensor's bytes (row-major, little-endian), as hex. Every byte of a version is digested at least
+    twice, and today's processors have instructions for SHA-256: half the time of BLAKE2b."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def verify(manifest: Manifest, receipt: Receipt) -> None:

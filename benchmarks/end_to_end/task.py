@@ -5,7 +5,7 @@ tokenizer, and both sides start from the same policy, batch, learning rate and p
 
 A prompt is 16 bytes; the answer has exactly 32 tokens (no token ends it on either side); its reward is the share of
 its tokens that are lower-case letters, 26 of the 264 in the vocabulary. So random weights begin near 0.1, every group
-differs within itself, and both sides reach 0.9 in under a minute.
+differs within itself, and on an idle machine both sides reach 0.7 within half a minute.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ GROUPS, GROUP_SIZE = 4, 8
 COMPLETION_TOKENS = 32
 LEARNING_RATE = 1e-3
 ADAM_BETAS = (0.9, 0.99)
-TARGET_REWARD = 0.8
-VOCABULARY = 256
-"""Ids of bytes; those above are never letters."""
-
+TARGET_REWARD = 0.7
 _FIRST, _LAST = ord("a"), ord("z")
 
 

@@ -38,9 +38,9 @@ RECEIPT = Receipt(
 )
 
 
-def test_the_digest_is_blake2b_of_16_bytes() -> None:
-    # b2sum --length=128 of the three bytes "abc".
-    assert digest(b"abc") == "cf4ab791c62b8d2b2109c90275287816"
+def test_the_digest_is_sha256() -> None:
+    # FIPS 180-4's example for the three bytes "abc".
+    assert digest(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_a_true_receipt_is_accepted() -> None:
