@@ -83,7 +83,7 @@ def _first_turn(bench: Workbench, framing: Framing) -> int:
     opening = framing.opening(bench.system_prompt, observation.text)
     recorder.start(opening, observation.text)
     allowed = framing.allowed(observation.actions) if observation.actions else None
-    token = allowed[0] if allowed is not None else min(framing.tokenizer.eos_ids)
+    token = allowed[0] if allowed is not None else min(framing.tokenizer.eos_ids, default=0)
     action = observation.actions[0] if observation.actions else ""
     recorder.sampled(np.array([token], np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32), allowed, action)
     standing, text = None, ""

@@ -35,6 +35,8 @@ class KvStore:
         self._shape = (slots, self.heads, max_len, self.head_dim)
         self._layers = int(config.num_hidden_layers)
         self._dtype, self._device = dtype, device
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
         self.reset()
 
     def reset(self) -> None:
@@ -42,7 +44,7 @@ class KvStore:
         zeroed memory is mapped by the kernel only as it is used."""
         self.release()
         self._both = _zeroed((2, self._layers, *self._shape), self._dtype, self._device)
-        self.keys, self.values = (list(kind) for kind in self._both)
+        self.keys, self.values = list(self._both[0]), list(self._both[1])
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give a slot the first ``count`` keys and values of another."""
@@ -51,8 +53,7 @@ class KvStore:
     def release(self) -> None:
         """Give the memory back; ``reset`` brings the store to life again."""
         self._both = torch.empty(0)
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+        self.keys, self.values = [], []
 
 
 def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -193,7 +193,8 @@ class TorchEngine:
     def _work(self) -> tuple[list[_Row], list[RowWork]]:
         """What each row adds in this step, oldest request first, within ``STEP_TOKENS``."""
         budget = STEP_TOKENS
-        rows, work = [], []
+        rows: list[_Row] = []
+        work: list[RowWork] = []
         for row in self._running.values():
             if not (row.alone or self._share(row, rows)):
                 continue

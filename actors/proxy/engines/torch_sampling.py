@@ -91,7 +91,7 @@ def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     whole = width // _BLOCK * _BLOCK
     if whole < 2 * _BLOCK:
         return _first_above(weights.double().cumsum(-1), points[:, None])
-    blocks = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1).double()
+    blocks = weights[:, :whole].reshape(len(weights), -1, _BLOCK).sum(-1).double()
     tail = weights[:, whole:].sum(-1, keepdim=True).double()
     cumulated = torch.cat([blocks, tail], dim=1).cumsum(-1)
     block = _first_above(cumulated, points[:, None])
