@@ -33,6 +33,8 @@ from coordinator.observe.trackers import open_trackers
 
 SAMPLES_PER_STEP = 1
 REPORT_EVERY_S = 20.0
+REPORT_SHARE = 50.0
+"""A report is written at most so seldom that it takes one part in so many of the time."""
 RATE_STEPS = 5
 """Steps over which sampled tokens are counted: generation comes in bursts between two batches."""
 
@@ -152,8 +154,9 @@ class Recorder:
     def _report_now_and_then(self) -> None:
         now = time.monotonic()
         if now - self._last_report > REPORT_EVERY_S:
-            self._last_report = now
             self._keep("report", lambda: write_report(self._run))
+            took = time.monotonic() - now
+            self._last_report = now + REPORT_SHARE * took  # the longer the history, the rarer
 
     def sample(self, outcome: Outcome) -> None:
         """Keep a trajectory for people to read."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from actors.core import Actor, Node, Ref, handler
 from actors.env.messages import LearnerVersion, Noted, Start
 from actors.telemetry import SpansTaken
@@ -58,12 +60,12 @@ async def run_with(host: Host, node: Node) -> tuple[Ref, RollingScheduler]:
     return ref, scheduler
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], pause_s: float = 0.0) -> None:
     """Let others have their turns."""
     for _ in range(100):
         if condition():
             return
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause_s)
 
 
 def test_resume_starts_what_a_pause_kept_back_though_nothing_else_happens() -> None:
@@ -93,3 +95,24 @@ def test_a_raised_alpha_admits_more_at_once_and_env_hosts_hear_of_it() -> None:
     host = asyncio.run(scenario())
     assert len(host.started) == 8  # (1 + alpha) * 2 groups of 2
     assert host.bounds == [(0, 1)]
+
+
+def test_tickets_whose_start_never_arrives_are_lost_by_name_and_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.coordinator.ORDER_TIMEOUT_S", 0.2)
+
+    async def scenario() -> tuple[Host, RollingScheduler]:
+        host = Host()
+        async with Node("control") as node:
+            coordinator, scheduler = await run_with(host, node)
+            async with Node("elsewhere") as other:
+                deaf = Ref(other.address, "nobody")
+            await node.ask(coordinator, Announce("env", deaf), Announced, timeout_s=5.0)
+            scheduler.open()
+            await node.ask(coordinator, SetAlpha(0), Changed, timeout_s=5.0)
+            await until(lambda: len(host.started) > 2, pause_s=0.1)  # its share of the four, and one of the other's
+        return host, scheduler
+
+    host, scheduler = asyncio.run(scenario())
+    assert {"t0", "t2"} < set(host.started)
+    assert scheduler.ledger.lost.keys() == {"env_host_lost"}
+    assert scheduler.ledger.balance().holds
