@@ -12,6 +12,7 @@ import msgspec
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable
 from coordinator.commands.offline import prepare_offline, run_offline
 from coordinator.commands.train import (
+    DEMONSTRATIONS,
     check_resumable,
     describe,
     newest,
@@ -83,11 +84,14 @@ def _main(arguments: argparse.Namespace) -> int:
     with RunDirectory.create(arguments.runs, f"{job.name}-sft") as directory:
         directory.write_job(job)
         write_job_directory(directory, job_directory)
+        (directory.path / DEMONSTRATIONS).write_text(f"{job.sft.data}\n")
         return _run(_launch(job, placement, affinity, job_directory), directory, demonstrations, out)
 
 
 def _resume(path: Path, overrides: list[str], arguments: argparse.Namespace) -> int:
     with RunDirectory.open(path, own=True) as directory:
+        if not (directory.path / DEMONSTRATIONS).is_file():
+            raise JobError(f"{path}: not a run of bin/sft, which alone can go on here; see train --resume")
         checkpoint = newest(directory)
         job_directory = read_job_directory(directory)
         affinity = build_affinity_map(probe())

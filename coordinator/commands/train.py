@@ -129,6 +129,9 @@ def settled(job: Job) -> Job:
 FROM_DUMP = "from_dump"
 """File of a run directory that was trained without engines: on which dump."""
 
+DEMONSTRATIONS = "demonstrations"
+"""File of a run directory that ``bin/sft`` made: what was imitated."""
+
 JOB_DIRECTORY = "job_directory"
 """File of a run directory: where the job file lay, which import paths are relative to."""
 
@@ -148,6 +151,8 @@ def read_job_directory(directory: RunDirectory) -> Path:
 
 def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
     with RunDirectory.open(path, own=True) as directory:
+        if (directory.path / DEMONSTRATIONS).is_file():
+            raise JobError(f"{path}: a run of bin/sft; go on with sft --resume, or train from its model (policy.path)")
         checkpoint = newest(directory)
         job_directory = read_job_directory(directory)
         affinity = build_affinity_map(probe())

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.trainer.dump import read_dump, write_dump
 from coordinator.commands import replay, rollout, sft, train
+from coordinator.observe.rundir import RunDirectory
 from tests.end_to_end.runs import TRAIN, Run
 from tests.end_to_end.yes_or_no import JOB
 from tests.support.running import Ended, ran, started
@@ -236,3 +237,14 @@ def test_rollouts_of_a_runs_policy_are_what_its_trainer_would_have_sampled(
         2,
         f"error: --out: {out} is there already and not an empty directory; name another one",
     )
+
+
+def test_a_run_is_resumed_by_the_command_that_began_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RunDirectory.create(tmp_path, "trained") as trained, RunDirectory.create(tmp_path, "imitated") as imitated:
+        for run in (trained, imitated):
+            (run.path / "job.yaml").write_text("name: x\n")
+        (imitated.path / "demonstrations").write_text("chats.jsonl\n")
+    assert train.main(["--resume", str(imitated.path)]) == 2
+    assert "a run of bin/sft; go on with sft --resume" in capsys.readouterr().err
+    assert sft.main(["--resume", str(trained.path)]) == 2
+    assert "not a run of bin/sft" in capsys.readouterr().err
