@@ -105,6 +105,8 @@ def _from_dump(arguments: argparse.Namespace, job_directory: Path) -> int:
 def _train_only(launch: Launch, directory: RunDirectory, program: FromDump) -> int:
     progress = open_progress(launch.job.name, launch.job.train.steps)
     progress.note(program.describe())
+    if launch.job.evaluation.episodes:
+        progress.note(f"no evaluation without engines: bin/eval {directory.path} afterwards")
     return run_offline(launch, directory, progress, program)
 
 
