@@ -22,6 +22,8 @@ from actors.settings import EnvironmentSettings
 
 CATALOGUE = {
     "frozenlake": "actors.env.frozenlake:FrozenLake",
+    "reasoning-gym": "actors.env.reasoning:Question",
+    "reasoning-gym-calculator": "actors.env.reasoning:WithCalculator",
 }
 """The environments that ship with this package, by the name that a job uses."""
 

@@ -32,6 +32,7 @@ class Episode:
         self.state = "place"
         self.env_return = 0.0
         self.success = False
+        self.metrics: dict[str, float] = {}
         self.last_token = -1
         self.sampled_tokens = 0
         self.stop_reason: str | None = None
@@ -79,6 +80,7 @@ class Episode:
             turns=recorder.turns,
             sampled_tokens=self.sampled_tokens,
             transcript=recorder.transcript,
+            metrics=self.metrics,
         )
 
     def lost(self, loss: Lost) -> Outcome:

@@ -248,7 +248,7 @@ class EnvHost(Actor):
                 action = await self._act(episode, observation)
                 episode.state = "environment"
                 done = await self._in_worker(worker, worker_name, StepEnv(episode.ticket.id, action), StepDone, episode)
-                episode.env_return, episode.success = done.env_return, done.success
+                episode.env_return, episode.success, episode.metrics = done.env_return, done.success, done.metrics
                 observation = done.step.observation
                 over = done.step.terminated or done.step.truncated
                 if over or episode.recorder.turns >= self._environment.max_turns:

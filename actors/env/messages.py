@@ -89,6 +89,7 @@ class Outcome(msgspec.Struct, frozen=True):
     turns: int = 0
     sampled_tokens: int = 0
     transcript: list[tuple[str, str]] = []
+    metrics: dict[str, float] = {}  # the environment's own, summed over the episode
 
 
 # ---- to an environment worker ---------------------------------------------------------------------------------------
@@ -113,6 +114,7 @@ class StepDone(msgspec.Struct, frozen=True):
     step: Step
     success: bool  # so far, by the environment's own word or by its return
     env_return: float
+    metrics: dict[str, float] = {}  # summed so far
 
 
 class CloseEnv(msgspec.Struct, frozen=True):

@@ -70,6 +70,8 @@ class Step(msgspec.Struct, frozen=True):
     terminated: bool = False  # the task is over: solved, failed or given up
     truncated: bool = False  # cut off by a limit of the environment's own
     success: bool | None = None  # read from the last step; None: an episode succeeded if its return is above 0
+    metrics: dict[str, float] = {}
+    """Counts worth a curve of their own, such as tool calls: summed over an episode, averaged over episodes."""
 
 
 class Environment(Protocol):

@@ -48,7 +48,14 @@ def checked_step(value: object) -> Step:
         terminated=terminated,
         truncated=truncated,
         success=None if value.success is None else _flag("success", value.success),
+        metrics=_checked_metrics(value.metrics),
     )
+
+
+def _checked_metrics(value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise WrongReturn(f"expected Step.metrics to be a dict of str to numbers, found {_shown(value)}")
+    return {str(name): finite_number(f"Step.metrics[{name!r}]", number) for name, number in value.items()}
 
 
 def finite_number(what: str, value: object) -> float:

@@ -10,6 +10,7 @@ A workbench is synchronous and owns no thread, socket or clock; its host enforce
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from pathlib import Path
 
 import msgspec
@@ -47,6 +48,7 @@ class Standing(msgspec.Struct, frozen=True):
     steps: int
     env_return: float  # undiscounted sum of the rewards
     success: bool  # see actors.env.protocol.succeeded
+    metrics: dict[str, float] = {}  # summed
 
 
 class WorkbenchCounts(msgspec.Struct, frozen=True):
@@ -61,13 +63,14 @@ class WorkbenchCounts(msgspec.Struct, frozen=True):
 
 
 class _Episode:
-    __slots__ = ("env_return", "environment", "last", "over", "steps", "task")
+    __slots__ = ("env_return", "environment", "last", "metrics", "over", "steps", "task")
 
     def __init__(self, environment: Environment, task: int) -> None:
         self.environment = environment
         self.task = task
         self.steps = 0
         self.env_return = 0.0
+        self.metrics: dict[str, float] = defaultdict(float)
         self.last: Step | None = None
         self.over = False
 
@@ -115,6 +118,8 @@ class Workbench:
         self._steps += 1
         episode.last = step
         episode.env_return += step.reward
+        for name, amount in step.metrics.items():
+            episode.metrics[name] += amount
         episode.over = step.terminated or step.truncated
         return step
 
@@ -123,7 +128,8 @@ class Workbench:
         episode = self._episodes.get(instance)
         if episode is None:
             raise UnknownInstance(f"environment instance {instance} is not here: reset it first")
-        return Standing(episode.steps, episode.env_return, succeeded(episode.last, episode.env_return))
+        success = succeeded(episode.last, episode.env_return)
+        return Standing(episode.steps, episode.env_return, success, dict(episode.metrics))
 
     def close(self, instance: str) -> None:
         """The instance is not needed any more, at whatever point it is; unknown ones are fine."""

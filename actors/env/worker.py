@@ -55,7 +55,7 @@ class EnvWorker(Actor):
         def work() -> StepDone:
             step = self._bench.step(message.instance, message.action)
             standing = self._bench.standing(message.instance)
-            return StepDone(step, standing.success, standing.env_return)
+            return StepDone(step, standing.success, standing.env_return, standing.metrics)
 
         return await self._run(work)
 

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from actors.env.protocol import evaluation_task
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.commands.finished import FinishedRun, Interrupted, PlayFailed
 from coordinator.job import JobError
+from coordinator.observe.recorder import mean_metrics
 from coordinator.observe.rundir import RunDirectoryError
 
 FIRST_FRESH = 1_000_000
@@ -30,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
     result.add_argument("--episodes", type=int, default=64, help="how many (default: 64)")
-    result.add_argument("--version", default="best", help="checkpoint: best (default), latest or a version")
+    result.add_argument(
+        "--version", default="best", help="checkpoint: best (default), latest or a version (0: before training)"
+    )
     result.add_argument("--sample", action="store_true", help="sample at the training temperature instead of greedily")
     result.add_argument("--json", action="store_true", help="print one JSON object")
     return result
@@ -65,7 +69,7 @@ def fresh_tickets(run: FinishedRun, count: int, first: int, *, sample: bool) -> 
     ]
 
 
-def summarise(version: int, outcomes: list[Outcome]) -> dict[str, float]:
+def summarise(version: int, outcomes: list[Outcome]) -> dict[str, Any]:
     """Figures of an evaluation; lost episodes count as failures and are reported."""
     successes = sum(outcome.success for outcome in outcomes)
     low, high = wilson(successes, len(outcomes))
@@ -77,6 +81,7 @@ def summarise(version: int, outcomes: list[Outcome]) -> dict[str, float]:
         "success_high": high,
         "return_mean": float(np.mean([outcome.env_return for outcome in outcomes])),
         "turns_mean": float(np.mean([outcome.turns for outcome in outcomes])),
+        "environment": mean_metrics(outcomes),
         "lost": sum(outcome.state == "lost" for outcome in outcomes),
     }
 
@@ -89,7 +94,7 @@ def wilson(successes: int, trials: int, z: float = 1.959964) -> tuple[float, flo
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def describe(figures: dict[str, float]) -> str:
+def describe(figures: dict[str, Any]) -> str:
     interval = f"95% interval {figures['success_low']:.1%} to {figures['success_high']:.1%}"
     lines = [
         f"version {figures['version']:g}, {figures['episodes']:g} episodes",
@@ -97,6 +102,7 @@ def describe(figures: dict[str, float]) -> str:
         f"return   {figures['return_mean']:.3f}",
         f"turns    {figures['turns_mean']:.1f}",
     ]
+    lines += [f"{name.replace('_', ' ')}  {mean:.2f} an episode" for name, mean in figures["environment"].items()]
     if figures["lost"]:
         lines.append(f"lost     {figures['lost']:g} episodes did not run to their end; they count as failures")
     return "\n".join(lines)

@@ -113,15 +113,16 @@ class FinishedRun(Player):
     """A finished (or running) run, whose directory is left as it is, and one of its checkpoints."""
 
     def __init__(self, path: Path, which: str, overrides: list[str]) -> None:
-        """``which``: "best", "latest" or a version. Raises ``RunDirectoryError``, ``CheckpointUnusable``,
-        ``JobError``."""
+        """``which``: "best", "latest" or a version; 0 is the policy that training started from. Raises
+        ``RunDirectoryError``, ``CheckpointUnusable``, ``JobError``."""
         directory = RunDirectory.open(path)
         checkpoints = Checkpoints(directory.checkpoints, 1)
-        version = pick_version(directory, which)
+        version = 0 if which == "0" else pick_version(directory, which)
         job_directory = read_job_directory(directory)
         job = settled(convert(directory.read_job(), str(directory.job_file), overrides))
         check_job(job, job_directory)
-        super().__init__(job, job_directory, (checkpoints.read(version), checkpoints.path(version)))
+        checkpoint = (checkpoints.read(version), checkpoints.path(version)) if version else None
+        super().__init__(job, job_directory, checkpoint)
 
 
 def pick_version(directory: RunDirectory, which: str) -> int:

@@ -130,6 +130,7 @@ class Recorder:
             kl_rollout=statistics.get("kl_rollout", float("nan")),
             seconds=facts.seconds,
             turns_mean=float(np.mean([outcome.turns for outcome in facts.outcomes])),
+            environment=mean_metrics(facts.outcomes),
         )
         self._sampled.append(facts.sampled)
         for tracker in self._trackers:
@@ -177,6 +178,7 @@ class Recorder:
             success=float(np.mean([outcome.success for outcome in outcomes])),
             return_mean=float(np.mean([outcome.env_return for outcome in outcomes])),
             turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
+            environment=mean_metrics(outcomes),
         )
         for tracker in self._trackers:
             self._keep("metrics", partial(tracker.log_evaluation, record))
@@ -202,6 +204,12 @@ class Recorder:
             if what not in self._missing:
                 self._missing.add(what)
                 self.progress.warn(f"{what} cannot be written, and will have gaps: {error}")
+
+
+def mean_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Each of the environment's own metrics, averaged over all episodes: where one does not tell it, it is 0."""
+    names = sorted({name for outcome in outcomes for name in outcome.metrics})
+    return {name: sum(outcome.metrics.get(name, 0.0) for outcome in outcomes) / len(outcomes) for name in names}
 
 
 def _last_trend(run: RunDirectory) -> float | None:

@@ -42,6 +42,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     kl_rollout: float  # nats a token
     seconds: dict[str, float]  # by phase: wait_batch, train, publish
     turns_mean: float
+    environment: dict[str, float] = {}  # its own metrics, a trajectory's mean
 
 
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="evaluation"):
@@ -52,6 +53,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     success: float  # 0 to 1
     return_mean: float  # of the environment's own rewards, undiscounted
     turns_mean: float
+    environment: dict[str, float] = {}  # its own metrics, an episode's mean
 
 
 class ImitationRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="imitation"):

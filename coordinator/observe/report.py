@@ -197,6 +197,10 @@ def _training(steps: Sequence[StepRecord]) -> str:
         ),
         chart("Tokens/s sampled", [Series("", 1, _points(steps, lambda record: record.tokens_per_s))], text=whole),
         chart("Turns a trajectory", [Series("", 1, _points(steps, lambda record: record.turns_mean))]),
+        *(
+            chart(f"{name.replace('_', ' ').capitalize()} a trajectory", [Series("", 1, _environment(steps, name))])
+            for name in sorted({name for record in steps for name in record.environment})
+        ),
         chart(
             "Trainer against rollout",
             [
@@ -309,6 +313,10 @@ def _points(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -
 
 def _phase(steps: Sequence[StepRecord], phase: str) -> list[Point]:
     return _points(steps, lambda record: record.seconds.get(phase, float("nan")))
+
+
+def _environment(steps: Sequence[StepRecord], name: str) -> list[Point]:
+    return _points(steps, lambda record: record.environment.get(name, float("nan")))
 
 
 def _setting(job: dict[str, Any], key: str) -> Any:

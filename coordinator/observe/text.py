@@ -114,7 +114,7 @@ def evaluation_line(record: EvalRecord) -> str:
     """One evaluation on one line."""
     return (
         f"evaluation v{record.version}  success {percent(record.success)} of {record.episodes}"
-        f"  return {number(record.return_mean)}  turns {number(record.turns_mean, 1)}"
+        f"  return {number(record.return_mean)}  turns {number(record.turns_mean, 1)}{named(record.environment)}"
     )
 
 
@@ -132,6 +132,11 @@ def imitation_line(record: ImitationRecord, total: int, left_s: float) -> str:
         f"{whole(record.tokens_per_s)} tok/s",
     ]
     return "  ".join(parts + ([f"eta {duration(left_s)}"] if left_s > 0 else []))
+
+
+def named(means: dict[str, float]) -> str:
+    """``  tool calls 0.62``: an environment's own metrics, each behind two blanks."""
+    return "".join(f"  {name.replace('_', ' ')} {number(mean)}" for name, mean in sorted(means.items()))
 
 
 def sample_text(sample: SampleRecord) -> str:

@@ -39,7 +39,7 @@ STEP_TAGS = {
     "tokens": "train/tokens",
     "trajectories": "train/trajectories",
 }
-"""Field of ``StepRecord`` -> TensorBoard tag; ``lost`` and ``seconds`` become one tag for each key."""
+"""Field of ``StepRecord`` -> TensorBoard tag; ``lost``, ``seconds`` and ``environment`` become one tag for each key."""
 
 EVAL_TAGS = {
     "success": "success/evaluation",
@@ -115,10 +115,13 @@ class TensorBoardTracker:
         values = {tag: float(getattr(record, field)) for field, tag in STEP_TAGS.items()}
         values |= {f"lost/{reason}": float(count) for reason, count in record.lost.items()}
         values |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+        values |= {f"environment/{name}": mean for name, mean in record.environment.items()}
         self._scalars(values, record.version)
 
     def log_evaluation(self, record: EvalRecord) -> None:
-        self._scalars({tag: float(getattr(record, field)) for field, tag in EVAL_TAGS.items()}, record.version)
+        values = {tag: float(getattr(record, field)) for field, tag in EVAL_TAGS.items()}
+        values |= {f"evaluation/environment/{name}": mean for name, mean in record.environment.items()}
+        self._scalars(values, record.version)
 
     def log_imitation(self, record: ImitationRecord) -> None:
         self._scalars({tag: float(getattr(record, field)) for field, tag in IMITATION_TAGS.items()}, record.version)

@@ -61,7 +61,7 @@ def test_a_users_class_or_function_is_called_with_the_options_in_their_declared_
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("frozen", {}, "environment.name: expected one of frozenlake or an import path such as my_env:MyEnvironment"),
+        ("frozen", {}, "environment.name: expected one of frozenlake, reasoning-gym, reasoning-gym-calculator or "),
         ("catalogue_users:Nope", {}, "environment.name: 'catalogue_users:Nope': "),
         ("catalogue_users:number", {}, "environment.name: catalogue_users:number is a int; expected a class"),
         ("catalogue_users:Half", {}, "environment.name: catalogue_users:Half makes a Half, which has no method step()"),
