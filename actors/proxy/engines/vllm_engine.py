@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch.distributed import distributed_c10d
 
@@ -80,7 +81,8 @@ class VllmEngine:
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
 
     ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences`` full sequences, so that
-    trajectories find their prefix again (vLLM shares whole blocks between equal prefixes and evicts by itself).
+    trajectories find their prefix again (vLLM shares whole blocks between equal prefixes and evicts by itself), or on
+    a CPU what a quarter of the free memory holds: requests that find no room wait.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class VllmEngine:
             max_num_batched_tokens=None if GPU else _step_tokens(max_sequences, max_model_len + 1),
         )
         if kv_cache_bytes is None:
-            kv_cache_bytes = 2 * max_sequences * _sequence_bytes(arguments, max_model_len)
+            kv_cache_bytes = _affordable(2 * max_sequences, _sequence_bytes(arguments, max_model_len))
         arguments.kv_cache_memory_bytes = kv_cache_bytes
         self._llm = LLMEngine.from_engine_args(arguments)
         _remove_meeting_place()
@@ -290,6 +292,13 @@ class VllmEngine:
 def _step_tokens(sequences: int, longest: int) -> int:
     """Room for one whole prompt and a token of everybody else, and no more than all sequences together have."""
     return min(max(STEP_TOKENS, longest + sequences), sequences * longest)
+
+
+def _affordable(sequences: int, sequence_bytes: int) -> int:
+    """Bytes of the KV cache: for so many sequences, or fewer where they would fill the host's memory."""
+    if GPU:
+        return sequences * sequence_bytes
+    return max(sequence_bytes, min(sequences * sequence_bytes, psutil.virtual_memory().available // 4))
 
 
 def _sequence_bytes(arguments: EngineArgs, max_model_len: int) -> int:
