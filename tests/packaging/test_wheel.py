@@ -24,6 +24,7 @@ COMMANDS = {
     "rollart-admin": "coordinator.commands.admin:main",
     "rollart-probe": "hwprobe.__main__:main",
     "rollart-keys": "coordinator.commands.keys:main",
+    "rollart-fetch-model": "coordinator.commands.fetch_model:main",
     "rollart-start": "coordinator.commands.start:main",
 }
 
