@@ -13,6 +13,10 @@ from typing import Any, Literal
 import msgspec
 
 
+class PolicyError(ValueError):
+    """A policy directory that cannot be used: names the file and says what was expected of it."""
+
+
 class Qwen3Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Qwen3 decoder (grouped-query attention, RMSNorm on queries and keys, SwiGLU, rotary positions)."""
 

@@ -146,11 +146,16 @@ def check(job: Job) -> None:
     if job.policy.path is None:
         _check_shape(job.policy.shape)
     elif not (Path(job.policy.path) / "config.json").is_file():
-        raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there)")
+        raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there){_hint(job)}")
     try:
         parse_spec(job.coordinator.store)
     except ValueError as error:
         raise JobError(f"coordinator.store: {error}") from None
+
+
+def _hint(job: Job) -> str:
+    smollm2 = job.policy.path is not None and Path(job.policy.path).name.startswith("smollm2")
+    return ": bin/fetch-model smollm2 makes it, run from the same place" if smollm2 else ""
 
 
 def _positive(job: Job) -> dict[str, float | Literal["auto"]]:

@@ -21,7 +21,9 @@ from actors.env.protocol import evaluation_task
 from actors.env.recorder import TrajectoryRecorder
 from actors.env.tokenizers import TokenizerError, load_tokenizer
 from actors.env.workbench import EnvironmentFailed, Workbench
+from actors.policy import PolicyError
 from actors.reward.functions import RewardFailed, RewardUnavailable
+from actors.weight_files import check_weight_files
 from coordinator.job import Job, JobError
 from coordinator.resources.resolve import number, policy_facts
 
@@ -54,6 +56,11 @@ def check_policy(job: Job) -> Framing:
         raise JobError(f"policy.tokenizer: {error}") from None
     if tokenizer.vocab_size > facts.vocab_size:
         raise JobError(f"policy: the tokenizer has {tokenizer.vocab_size} ids, the model {facts.vocab_size} embeddings")
+    if job.policy.path is not None:
+        try:
+            check_weight_files(Path(job.policy.path))
+        except PolicyError as error:
+            raise JobError(f"policy.path: {error}") from None
     return framing
 
 

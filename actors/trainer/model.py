@@ -6,24 +6,19 @@ seed or from a safetensors file, none was left as it was initialised because a f
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from actors.policy import PolicyError
+from actors.weight_files import INDEX, weight_files
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _RESCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
-
-
-class PolicyError(ValueError):
-    """A policy directory that cannot be used: names the file and says what was expected of it."""
 
 
 def load_config(policy_dir: Path) -> PretrainedConfig:
@@ -89,32 +84,10 @@ def _refuse_rescaled_logits(config: PretrainedConfig, policy_dir: Path) -> None:
 def _load_weights(model: nn.Module, policy_dir: Path) -> None:
     wanted = hf_state(model)
     left = set(wanted)
-    for path, names in _weight_files(policy_dir).items():
+    for path, names in weight_files(policy_dir).items():
         left -= _load_file(path, names, wanted)
     if left:
         raise PolicyError(f"{policy_dir}: {len(left)} weights of the model are in no file, first {min(left)}")
-
-
-def _weight_files(policy_dir: Path) -> dict[Path, set[str] | None]:
-    """Each weight file and the names it must hold (None: whatever it holds)."""
-    single, index = policy_dir / _SINGLE, policy_dir / _INDEX
-    if single.is_file():
-        return {single: None}
-    if not index.is_file():
-        raise PolicyError(f"{policy_dir}: neither {_SINGLE} nor {_INDEX} is there (other formats are not read)")
-    try:
-        weight_map: Any = json.loads(index.read_text())["weight_map"]
-        files: dict[Path, set[str] | None] = {}
-        for name, file in weight_map.items():
-            names = files.setdefault(policy_dir / file, set())
-            if names is not None:
-                names.add(name)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PolicyError(f"{index}: not an index of weights ({type(error).__name__}: {error})") from None
-    for path in files:
-        if not path.is_file():
-            raise PolicyError(f"{path}: no such file, but {_INDEX} names it; download the missing shard")
-    return files
 
 
 def _load_file(path: Path, expected: set[str] | None, wanted: dict[str, torch.Tensor]) -> set[str]:
@@ -123,7 +96,7 @@ def _load_file(path: Path, expected: set[str] | None, wanted: dict[str, torch.Te
         with safe_open(path, framework="pt") as file:
             held = set(file.keys())
             if expected is not None and expected - held:
-                raise PolicyError(f"{path}: {min(expected - held)} is not in it, but {_INDEX} says so")
+                raise PolicyError(f"{path}: {min(expected - held)} is not in it, but {INDEX} says so")
             found = held & wanted.keys()
             for name in sorted(found):
                 _copy(path, name, file.get_tensor(name), wanted[name])

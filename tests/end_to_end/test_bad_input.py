@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.end_to_end.runs import FROZENLAKE, TINY, TRAIN, trained, training
-from tests.support.running import Ended, ran
+from tests.end_to_end.tiny_model import make_model
+from tests.support.running import ROOT, Ended, ran
 
+MY_ENV = ROOT / "examples" / "my_env.yaml"
 TIMEOUT_S = 60.0
 
 
@@ -23,6 +26,46 @@ def error_of(ended: Ended, status: int = 2) -> str:
     assert len(lines) == 1, ended
     assert lines[0].startswith("error: "), ended
     return lines[0].removeprefix("error: ")
+
+
+def remove(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+
+
+def cut(directory: Path, name: str) -> None:
+    path = directory / name
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def overwrite(directory: Path, name: str) -> None:
+    (directory / name).write_bytes(b"\xff" * 64)
+
+
+@pytest.mark.parametrize(
+    ("damage", "pattern", "expected"),
+    [
+        (remove, "model-00002-of-*.safetensors", "no such file, but model.safetensors.index.json names it"),
+        (cut, "model-00002-of-*.safetensors", "not a complete safetensors file: expected"),
+        (overwrite, "model-00001-of-*.safetensors", "not a safetensors file (its header would have"),
+        (overwrite, "model.safetensors.index.json", "not an index of weights"),
+        (remove, "model.safetensors.index.json", "neither model.safetensors nor model.safetensors.index.json"),
+        (overwrite, "config.json", "not a usable config.json"),
+        (remove, "tokenizer.json", "expected a fast tokenizer's file, found none"),
+        (remove, "chat_template.jinja", "expected a chat_template (or a file chat_template.jinja beside it)"),
+    ],
+)
+def test_what_is_wrong_with_a_model_directory_is_one_line(
+    tmp_path: Path, damage: Callable[[Path, str], None], pattern: str, expected: str
+) -> None:
+    model = make_model(tmp_path / "model", shard_size="100KB")
+    (path,) = model.glob(pattern)
+    damage(model, path.name)
+    error = error_of(
+        trained(tmp_path, str(MY_ENV), f"policy.path={model}", "rollout.engine=torch", timeout_s=TIMEOUT_S)
+    )
+    assert expected in error
+    assert path.name in error
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_prints_the_resolved_job_with_its_overrides_and_where_everything_would_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.runs import Run, balance, trained
-from tests.end_to_end.tiny_model import make_model
+from tests.end_to_end.tiny_model import Architecture, make_model
 from tests.support.running import ROOT
 
 MY_ENV = ROOT / "examples" / "my_env.yaml"
@@ -38,3 +38,37 @@ def test_a_users_own_environment_trains_a_hugging_face_model(tmp_path: Path, eng
     counts = balance(ended.stdout)
     assert counts["trained"] == 3 * 8
     assert counts.pop("admitted") == sum(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tied", "engine"),
+    [
+        ("qwen3", False, "torch"),
+        ("qwen2", True, "vllm"),
+        ("llama", False, "torch"),
+        *(
+            pytest.param(architecture, tied, engine, marks=pytest.mark.deep)
+            for architecture, tied, engine in [
+                ("qwen3", False, "vllm"),
+                ("qwen2", True, "torch"),
+                ("qwen2", False, "torch"),
+                ("qwen2", False, "vllm"),
+                ("llama", True, "torch"),
+                ("llama", True, "vllm"),
+                ("llama", False, "vllm"),
+            ]
+        ),
+    ],
+)
+def test_a_model_of_each_kind_trains_from_its_shards(
+    tmp_path: Path, architecture: Architecture, tied: bool, engine: str
+) -> None:
+    """Receipts compare every tensor and a canary's log-probabilities at each version, so a run that ends has loaded,
+    trained and synchronised the model that the directory holds."""
+    model = make_model(tmp_path / "model", architecture, tied=tied, shard_size="100KB")
+    assert len(list(model.glob("*.safetensors"))) > 1
+    job = [str(MY_ENV), "policy.path=model", f"rollout.engine={engine}", *SMALL, "train.steps=2"]
+    ended = trained(tmp_path, *job, timeout_s=240.0)
+    assert (ended.status, ended.leftovers) == (0, []), ended
+    for step in Run.latest(tmp_path).steps():
+        assert step["ratio_mean"] == pytest.approx(1.0, abs=0.05)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -16,7 +17,12 @@ TEMPLATE = (
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def make_model(directory: Path) -> Path:
+Architecture = Literal["qwen3", "qwen2", "llama"]
+
+
+def make_model(
+    directory: Path, architecture: Architecture = "qwen3", *, tied: bool = True, shard_size: str = "1GB"
+) -> Path:
     """Write the directory and return it."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -29,18 +35,19 @@ def make_model(directory: Path) -> Path:
     )
     fast.save_pretrained(directory)
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = AutoConfig.for_model(
+        architecture,
         vocab_size=len(fast),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,  # hidden size / heads, where an architecture has no such setting (qwen2)
         max_position_embeddings=512,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
     )
-    Qwen3ForCausalLM(config).save_pretrained(directory)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory, max_shard_size=shard_size)
     return directory

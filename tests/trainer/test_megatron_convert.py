@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.policy import PolicyError
 from actors.trainer.backends.megatron_convert import Shape, merge, rules, shape_of, split
-from actors.trainer.model import PolicyError, build_model, hf_state, load_config
+from actors.trainer.model import build_model, hf_state, load_config
 from tests.trainer.samples import VOCABULARY, policy
 
 

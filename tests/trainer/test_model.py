@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.trainer.model import PolicyError, build_model, hf_state
+from actors.policy import PolicyError
+from actors.trainer.model import build_model, hf_state
 from tests.trainer.samples import VOCABULARY, policy
 
 FIRST_SHARD = "model-00001-of-"

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from actors.policy import PolicyError
 from actors.settings import TrainSettings
 from actors.trainer.backends import megatron_compat
 from actors.trainer.backends.common import PolicyBackend
 from actors.trainer.backends.megatron_convert import Shape, merge, rules, shape_of, split
 from actors.trainer.backends.megatron_model import build_gpt, gather_logits
 from actors.trainer.checkpointing import Layout
-from actors.trainer.model import DTYPES, PolicyError, build_model, hf_state, load_config
+from actors.trainer.model import DTYPES, build_model, hf_state, load_config
 
 
 class MegatronBackend(PolicyBackend):

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import torch
 
-from actors.trainer.model import PolicyError
+from actors.policy import PolicyError
 
 VOCABULARY_MULTIPLE = 64
 """Rows of the vocabulary on one rank are a multiple of this, for the sake of matrix units."""
