@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -69,9 +70,23 @@ def test_a_process_that_stands_still_for_a_minute_costs_no_more_than_time(tmp_pa
 @pytest.mark.parametrize(
     ("size", "overrides", "expected"),
     [
-        pytest.param(150_000, ("checkpoint.every=3",), "rank-00000.safetensors", id="while-checkpointing"),
-        pytest.param(400_000, ENDLESS, "store/trajectories.log", id="while-storing", marks=pytest.mark.deep),
-        pytest.param(30_000, ENDLESS, "ledger.jsonl", id="while-logging", marks=pytest.mark.deep),
+        pytest.param(
+            150_000, ("checkpoint.every=3",), r"File too large: .*rank-00000\.safetensors", id="while-checkpointing"
+        ),
+        pytest.param(
+            400_000,
+            ENDLESS,
+            r"store_failed: .*File too large: .*store/trajectories\.log",
+            id="while-storing",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            30_000,
+            ENDLESS,
+            r"the metadata store \(embedded in .*\) failed at open: disk I/O error",
+            id="from-the-start",
+            marks=pytest.mark.deep,
+        ),
     ],
 )
 def test_a_full_disk_ends_a_run_by_name_and_it_can_be_resumed_where_there_was_a_checkpoint(
@@ -83,8 +98,7 @@ def test_a_full_disk_ends_a_run_by_name_and_it_can_be_resumed_where_there_was_a_
         status = command.wait(timeout_s=4 * START_S)
         assert (status, command.leftovers(grace_s=1.0)) == (1, []), command.said()
         last = command.stderr.strip().splitlines()[-1]
-        assert "File too large" in last, command.said()
-        assert expected in last
+        assert re.search(expected, last), command.said()
         assert "Traceback" not in command.stdout + command.stderr
     run = Run.latest(tmp_path)
     assert list((run.path / "checkpoints").glob(".*")) == []

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from actors.core.logs import close_logging, configure_logging
+from tests.support.disks import files_up_to
 
 
 @pytest.fixture(autouse=True)
@@ -108,3 +109,16 @@ def test_a_process_that_dies_of_an_exception_leaves_it_in_its_log(tmp_path: Path
     (event,) = events(tmp_path / "engine-1.log")
     assert event["level"] == "critical"
     assert event["error"].endswith("RuntimeError: out of memory")
+
+
+def test_a_log_on_a_full_disk_is_told_once_and_costs_nobody_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = configure_logging("env", tmp_path, stderr=io.StringIO())
+    log = logging.getLogger("a")
+    with files_up_to(0):
+        for number in range(3):
+            log.info("event %d", number)
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: {path} cannot be written, and will have gaps: [Errno 27] File too large"
+    ]
