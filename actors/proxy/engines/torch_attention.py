@@ -34,25 +34,30 @@ class KvStore:
         self.max_len = max_len
         self._shape = (slots, self.heads, max_len, self.head_dim)
         self._layers = int(config.num_hidden_layers)
-        self._dtype, self._device = dtype, device
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self.reset()
+        self._both = _zeroed((2, self._layers, *self._shape), dtype, device)
+        self.keys, self.values = list(self._both[0]), list(self._both[1])
+        self._used = np.zeros(slots, dtype=np.int64)  # tokens of each slot that were ever written
 
     def reset(self) -> None:
-        """Forget everything. Zeroed, because a masked key's weight of 0 times a NaN left in memory is NaN; fresh
-        zeroed memory is mapped by the kernel only as it is used."""
-        self.release()
-        self._both = _zeroed((2, self._layers, *self._shape), self._dtype, self._device)
-        self.keys, self.values = list(self._both[0]), list(self._both[1])
+        """Forget everything. Zeroed, because a masked key's weight of 0 times a NaN left in memory is NaN; but only
+        what was written: fresh memory would have to be mapped, and zeroed by the kernel, all over again."""
+        for slot in np.flatnonzero(self._used).tolist():
+            self._both[:, :, slot, :, : int(self._used[slot])] = 0
+        self._used[:] = 0
+
+    def written(self, slots: np.ndarray, ends: np.ndarray) -> None:
+        """These slots (each at most once) hold something up to these positions."""
+        self._used[slots] = np.maximum(self._used[slots], ends)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give a slot the first ``count`` keys and values of another."""
         self._both[:, :, target, :, :count] = self._both[:, :, source, :, :count]
+        self._used[target] = max(int(self._used[target]), count)
 
     def release(self) -> None:
-        """Give the memory back; ``reset`` brings the store to life again."""
+        """Give the memory back; nothing can be stored any more."""
         self._both = torch.empty(0)
+        self._used[:] = 0
         self.keys, self.values = [], []
 
 
@@ -120,6 +125,7 @@ class StepPlan:
         counts = np.array([len(row.tokens) for row in ordered])
         starts = np.array([row.start for row in ordered])
         slots = np.array([row.slot for row in ordered])
+        store.written(slots, starts + counts)
         ends = np.cumsum(counts)
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
