@@ -22,15 +22,17 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 1000.0, 100.0
 BUCKETS = 200
 MANY_DOTS = 80
+COLOURS = 7
 
 
 class Series(msgspec.Struct, frozen=True):
     """One line (or row of dots) of a chart."""
 
     label: str
-    colour: int  # 1 to 7: --c1 to --c7 of the page
+    colour: int  # 1 to COLOURS: --c1 to --c7 of the page
     points: Sequence[Point]
     style: Literal["curve", "faint", "dots"] = "curve"
+    dashed: bool = False
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -40,6 +42,18 @@ class Band(msgspec.Struct, frozen=True):
     high: list[Point]
     colour: int = 1
     outlined: bool = False  # so that a spike one bucket wide is seen
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """What the horizontal axis counts."""
+
+    before: str = "v"  # what stands around its value at the pointer: "v12"
+    after: str = ""
+    whole: bool = True  # no marks between whole numbers
+    nearest: bool = False  # the lines share no places: the pointer shows the point of each that is nearest
+
+
+VERSIONS = Axis()
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -59,6 +73,7 @@ def chart(
     band: Band | None = None,
     bounds: tuple[float, float] | None = None,
     text: Callable[[float], str] = number,
+    axis: Axis = VERSIONS,
 ) -> str:
     """A figure with title, legend, axes and curves. ``bounds`` fixes the vertical axis, ``text`` writes its values."""
     drawn, bands = _prepared(series, band)
@@ -79,12 +94,12 @@ def chart(
         *(f'<i class="y" style="bottom:{100 * ys.share(mark):.2f}%">{escaped(text(mark))}</i>' for mark in marks),
         *(
             f'<i class="x" style="left:{100 * xs.share(mark):.2f}%">{mark:g}</i>'
-            for mark in ticks(xs.low, xs.high, 6, whole=True)
+            for mark in ticks(xs.low, xs.high, 6, whole=axis.whole)
         ),
     ]
     return (
         f'<figure class="card"><figcaption>{escaped(title)}{_legend(drawn, text)}</figcaption>'
-        f'<div class="plot" data-range="[{xs.low:g},{xs.high:g}]" data-series="{_data(drawn, text)}">'
+        f'<div class="plot" data-range="[{xs.low:g},{xs.high:g}]"{_axis(axis)} data-series="{_data(drawn, text)}">'
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none" role="img" aria-label="{escaped(title)}">'
         f"{''.join(parts)}</svg>{''.join(labels)}</div></figure>"
     )
@@ -142,6 +157,8 @@ def _vertical(values: Sequence[float], bounds: tuple[float, float] | None) -> Sc
 
 def _drawn(series: Series, xs: Scale, ys: Scale) -> str:
     curve = {"curve": "curve", "faint": "curve faint", "dots": "dots"}[series.style]
+    if series.dashed:
+        curve += " dashed"
     runs = list(_runs(series.points))
     if series.style == "dots" or all(len(run) == 1 for run in runs):
         curve = "dots many" if len(series.points) > MANY_DOTS else "dots"
@@ -189,6 +206,14 @@ def _legend(series: Sequence[Series], text: Callable[[float], str]) -> str:
 
 def _key(colour: int) -> str:
     return f' class="key" style="--c:var(--c{colour})"'
+
+
+def _axis(axis: Axis) -> str:
+    """For the page's script, where it is another than versions."""
+    if axis == VERSIONS:
+        return ""
+    around = f' data-before="{escaped(axis.before)}" data-after="{escaped(axis.after)}"'
+    return around + (" data-nearest" if axis.nearest else "")
 
 
 def _last(points: Sequence[Point]) -> float:

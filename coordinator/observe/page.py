@@ -40,14 +40,20 @@ def tiles(values: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+Cell = str | tuple[str, str]
+"""Text, or (text, class)."""
+
+
+def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[Cell]]]) -> str:
     """Rows are (class, cells); it scrolls sideways by itself where it is too wide."""
     top = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
-    lines = (
-        f'<tr class="{escaped(kind)}">{"".join(f"<td>{escaped(cell)}</td>" for cell in cells)}</tr>'
-        for kind, cells in rows
-    )
+    lines = (f'<tr class="{escaped(kind)}">{"".join(map(_cell, cells))}</tr>' for kind, cells in rows)
     return f'<div class="card scroll"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _cell(cell: Cell) -> str:
+    text, kind = (cell, "") if isinstance(cell, str) else cell
+    return f'<td class="{escaped(kind)}">{escaped(text)}</td>' if kind else f"<td>{escaped(text)}</td>"
 
 
 def folded(summary: str, body: str, *, unfolded: bool = False) -> str:

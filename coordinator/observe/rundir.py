@@ -105,7 +105,7 @@ class RunDirectory:
             tree = yaml.safe_load(self.job_file.read_text())
         except FileNotFoundError:
             return {}
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RunDirectoryError(f"{self.job_file}: not valid YAML: {' '.join(str(error).split())}") from None
         if not isinstance(tree, dict):
             raise RunDirectoryError(f"{self.job_file}: expected a mapping, found {type(tree).__name__}")

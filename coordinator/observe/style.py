@@ -52,6 +52,10 @@ figcaption small { font-weight: 400; font-size: 12px; }
   content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 3px;
   margin-right: 5px; background: var(--c);
 }
+.runs { list-style: none; display: grid; gap: 4px; margin-top: 12px; }
+.runs b { display: inline-block; min-width: 1.4em; }
+.runs li { overflow-wrap: anywhere; }
+.key.dashed::before { opacity: .5; }
 .plot { position: relative; height: 120px; margin: 4px 6px 22px 46px; }
 .wide .plot { height: 200px; }
 .plot svg, .bar svg { position: absolute; inset: 0; width: 100%; height: 100%; }
@@ -64,6 +68,7 @@ figcaption small { font-weight: 400; font-size: 12px; }
 .gridline, .curve, .dots { fill: none; vector-effect: non-scaling-stroke; }
 .gridline { stroke: var(--line); }
 .curve { stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
+.curve.dashed { stroke-dasharray: 6 4; }
 .curve.faint { stroke-width: 1.25; opacity: .5; }
 .dots { stroke: var(--c); stroke-width: 8; stroke-linecap: round; }
 .dots.many { stroke-width: 4; }
@@ -94,7 +99,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--muted); font-weight: 500; font-size: 12px; }
 th:first-child, td:first-child { text-align: left; padding-left: 2px; }
-tr.best td { font-weight: 600; color: var(--good); }
+tr.best td, td.best { font-weight: 600; color: var(--good); }
 tr:last-child td { border-bottom: 0; }
 .reasons { display: grid; grid-template-columns: max-content 1fr max-content; gap: 6px 12px; align-items: center; }
 .reasons div { height: 12px; border-radius: 2px; background: var(--c2); min-width: 2px; }
@@ -137,8 +142,10 @@ for (const plot of document.querySelectorAll(".plot[data-series]")) {
     const at = low + (event.clientX - box.left) / box.width * (high - low);
     const near = points => points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a);
     const x = near(series.flatMap(one => one.points))[0], share = high > low ? (x - low) / (high - low) : 0.5;
-    const rows = series.map(one => [one.label, near(one.points)]).filter(row => row[1][0] === x);
-    tip.textContent = ["v" + x, ...rows.map(row => (row[0] + " " + row[1][1]).trim())].join("\\n");
+    const {before = "v", after = "", nearest} = plot.dataset, reach = nearest === undefined ? 0 : (high - low) / 20;
+    const rows = series.map(one => [one.label, near(one.points)]).filter(row => Math.abs(row[1][0] - x) <= reach);
+    const place = before + (Number.isInteger(x) ? x : +x.toPrecision(4)) + after;
+    tip.textContent = [place, ...rows.map(row => (row[0] + " " + row[1][1]).trim())].join("\\n");
     cursor.style.left = 100 * share + "%";
     tip.style.left = share < 0.5 ? `calc(${100 * share}% + 8px)` : "auto";
     tip.style.right = share < 0.5 ? "auto" : `calc(${100 - 100 * share}% + 8px)`;

@@ -225,6 +225,7 @@ def test_too_little_disk_is_one_clear_line(place: Place) -> None:
     [
         ("train", "coordinator.commands.train"),
         ("eval", "coordinator.commands.eval"),
+        ("compare", "coordinator.commands.compare"),
         ("play", "coordinator.commands.play"),
         ("admin", "coordinator.commands.admin"),
         ("keys", "coordinator.commands.keys"),

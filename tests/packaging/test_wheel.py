@@ -19,6 +19,7 @@ COMMANDS = {
     "rollart-sft": "coordinator.commands.sft:main",
     "rollart-rollout": "coordinator.commands.rollout:main",
     "rollart-replay": "coordinator.commands.replay:main",
+    "rollart-compare": "coordinator.commands.compare:main",
     "rollart-eval": "coordinator.commands.eval:main",
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",
