@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from actors.env.messages import Outcome, Ticket
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
         "--version", default="best", help="checkpoint: best (default), latest or a version (0: before training)"
     )
     result.add_argument("--sample", action="store_true", help="sample at the training temperature instead of greedily")
+    result.add_argument("--save", type=Path, metavar="FILE", help="also write every episode, a JSON line each")
     result.add_argument("--json", action="store_true", help="print one JSON object")
     return result
 
@@ -44,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_intermixed_args(argv)
     if arguments.episodes < 1:
         print(f"error: --episodes: expected 1 or more, found {arguments.episodes}", file=sys.stderr)
+        return 2
+    if arguments.save is not None and not arguments.save.parent.is_dir():
+        print(f"error: --save: there is no directory {arguments.save.parent}", file=sys.stderr)
         return 2
     try:
         run = FinishedRun(arguments.run, arguments.version, arguments.overrides)
@@ -55,6 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     except (PlayFailed, Interrupted) as error:
         print(f"error: {error}", file=sys.stderr)
         return 130 if isinstance(error, Interrupted) else 1
+    if arguments.save is not None:
+        arguments.save.write_bytes(b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in outcomes))
     figures = summarise(run.version, outcomes)
     print(json.dumps(figures) if arguments.json else describe(figures))
     return 0
