@@ -37,6 +37,24 @@ def test_the_maps_job_poses_other_maps_when_it_measures_and_shows_the_safe_ways(
     assert job.policy.path is None
 
 
+@pytest.mark.parametrize(
+    ("name", "right"), [("smollm2-arithmetic", "The answer is {}."), ("smollm2-calculator", "calc: {}")]
+)
+def test_the_jobs_with_a_pretrained_model_pose_sums(model_directory: Path, name: str, right: str) -> None:
+    pytest.importorskip("reasoning_gym", reason="bin/setup --smollm2 installs it")
+    (model_directory / "config.json").write_text("{}")
+    job = load(EXAMPLES / f"{name}.yaml", [f"policy.path={model_directory}"])
+    bench = Workbench(job.environment, EXAMPLES, job.reward)
+    question = bench.reset("a", 0).text
+    expression = question.removeprefix("State the final answer to the following arithmetic problem: ")
+    terms = expression.removesuffix(" =").split()
+    value = int(terms[0]) + sum(int(f"{sign}{term}") for sign, term in zip(terms[1::2], terms[2::2], strict=True))
+    if "calculator" in name:
+        assert bench.step("a", right.format(" ".join(terms))).observation.text == str(value)
+        right = "The answer is {}."
+    assert bench.step("a", right.format(value)).success is True
+
+
 def test_the_users_own_environment_plays(my_job: Job) -> None:
     bench = Workbench(my_job.environment, EXAMPLES, my_job.reward)
     assert bench.system_prompt.startswith("I think of a number.")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from actors.env.calculator import CannotCompute, compute
+from actors.env.framing import ChatFraming
 from actors.env.protocol import Observation, evaluation_task, training_task
 from actors.env.reasoning import Question, WithCalculator
+from actors.env.recorder import TrajectoryRecorder
 from actors.env.splits import HELD_OUT_SHARE, OneSided, draws, on_the_right_side
+from actors.env.tokenizers import HuggingFaceTokenizer
 
 pytest.importorskip("reasoning_gym", reason="the extra 'reasoning' is not installed")
 
@@ -130,3 +136,29 @@ def test_what_is_no_sum_is_refused(text: str) -> None:
 def test_a_calculator_cannot_be_made_to_work_for_long() -> None:
     with pytest.raises(CannotCompute):
         compute("9e999999 * 9e999999 + 1")
+
+
+def test_what_the_calculator_says_is_context_and_never_trained_on(model_directory: Path) -> None:
+    """The road of a real episode: environment, chat framing, recorder; the policy's words are scripted."""
+    tokenizer = HuggingFaceTokenizer(model_directory)
+    framing, recorder = ChatFraming(tokenizer), TrajectoryRecorder("t", 0, 3, 1.0)
+    environment = WithCalculator(config=SMALL)
+    observation = environment.reset(3)
+    recorder.start(framing.opening(environment.system_prompt, observation.text), observation.text)
+    sampled = []
+    for words in ("calc: 700 + 7<|im_end|>", "The answer is 707.<|im_end|>"):
+        tokens = tokenizer.encode(words)
+        sampled += tokens.tolist()
+        zeros = np.zeros(len(tokens))
+        recorder.sampled(tokens, zeros.astype(np.float32), zeros.astype(np.int32), None, words)
+        step = environment.step(framing.action(tokens))
+        recorder.observed(framing.following(step.observation.text, int(tokens[-1])), step.observation.text)
+        if step.terminated:
+            break
+    (segment,) = recorder.finish(env_return=0.0, reward=0.0, success=False).segments
+    trained = segment.loss_mask == 1
+    assert segment.tokens[trained].tolist() == sampled
+    told = tokenizer.encode("<|im_start|>user\n707<|im_end|>").tolist()
+    tokens = segment.tokens.tolist()
+    (place,) = [i for i in range(len(tokens)) if tokens[i : i + len(told)] == told]
+    assert not trained[place : place + len(told)].any()
