@@ -7,18 +7,11 @@ map that measures success was ever trained on, although different tasks often dr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from string import ascii_lowercase
 
 from gymnasium.envs.toy_text.frozen_lake import MAPS, generate_random_map
 
-from actors.env.protocol import LAST_TASK, is_held_out
-
-HELD_OUT_OF = 5
-"""One map in this many is held out."""
-
-MAX_DRAWS = 1_000
-"""A side that this many draws in a row miss (the chance is below 1e-96 where maps are many) has no maps."""
+from actors.env.splits import OneSided, draws, held_out_by_content, on_the_right_side
 
 
 def named_map(name: str) -> list[str]:
@@ -59,22 +52,25 @@ class RandomMaps:
 
     def draw(self, task: int) -> list[str]:
         """The map of ``task``: the same every time. Raises ``ValueError`` where its side has none."""
-        wanted = is_held_out(task)
-        for attempt in range(MAX_DRAWS):
-            seed = task + attempt * (LAST_TASK + 1)  # of one task and one attempt only
-            rows: list[str] = generate_random_map(self._size, self._frozen, seed)
-            if is_held_out_map(rows) == wanted:
-                return rows
-        side = "held-out" if wanted else "training"
-        raise ValueError(
-            f"size: {self._size}, frozen: {self._frozen}: found no {side} map in {MAX_DRAWS} draws; such maps are too "
-            "few to be split, use a larger size or another probability"
-        )
+        try:
+            for seed in draws(task):
+                rows: list[str] = generate_random_map(self._size, self._frozen, seed)
+                if on_the_right_side(task, _puzzle(rows)):
+                    break
+        except OneSided as error:
+            raise ValueError(
+                f"size: {self._size}, frozen: {self._frozen}: {error}; use a larger size or another probability"
+            ) from None
+        return rows
 
 
 def is_held_out_map(rows: Sequence[str]) -> bool:
-    """Whether training must never see this map, nor its mirror image along the main diagonal (the same puzzle with
-    right and down exchanged): both fall on the same side."""
+    """Whether training must never see this map."""
+    return held_out_by_content(_puzzle(rows))
+
+
+def _puzzle(rows: Sequence[str]) -> str:
+    """The same for a map and its mirror image along the main diagonal, which is the same puzzle with right and down
+    exchanged."""
     mirrored = ["".join(column) for column in zip(*rows, strict=True)]
-    content = min(" ".join(rows), " ".join(mirrored))
-    return int.from_bytes(sha256(content.encode()).digest()) % HELD_OUT_OF == 0
+    return min(" ".join(rows), " ".join(mirrored))

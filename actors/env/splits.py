@@ -37,7 +37,11 @@ def draws(task: int) -> Iterator[int]:
 
 
 def on_the_right_side(task: int, problem: str) -> bool:
-    """Whether ``problem`` (any text that tells it from others) may be posed by ``task``."""
+    """Whether ``problem`` may be posed by ``task``."""
+    return held_out_by_content(problem) == is_held_out(task)
+
+
+def held_out_by_content(problem: str) -> bool:
+    """Whether training must never see ``problem``: any text that tells it from others, the same for equal ones."""
     digest = hashlib.blake2b(problem.encode(), digest_size=8).digest()
-    held_out = int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2.0**64
-    return held_out == is_held_out(task)
+    return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2.0**64
