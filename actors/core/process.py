@@ -117,15 +117,20 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def child_environment() -> dict[str, str]:
+    """This process's environment for a child of it, which then imports from where this one does and can tell whose
+    child it is."""
+    roots = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
+
+
 async def start_child(
     name: str, module: str, arguments: list[str], *, log_path: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
     """Run ``python -m module arguments`` as a child in a session of its own (a terminal's Ctrl-C does not reach it).
     It imports from where this process does, not from the working directory. Raises ``OSError``."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    roots = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
-    settings.update(environment or {})
+    settings = {**child_environment(), **(environment or {})}
     with log_path.open("ab") as output:
         log_start = output.tell()
         process = await asyncio.create_subprocess_exec(

@@ -26,15 +26,13 @@ from coordinator.observe.records import (
     decode_metric,
     moving_average,
 )
-from coordinator.observe.report import write_report
+from coordinator.observe.reporting import ReportWriter
 from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.text import imitation_line
 from coordinator.observe.trackers import open_trackers
 
 SAMPLES_PER_STEP = 1
 REPORT_EVERY_S = 20.0
-REPORT_SHARE = 50.0
-"""A report is written at most so seldom that it takes one part in so many of the time."""
 RATE_STEPS = 5
 """Steps over which sampled tokens are counted: generation comes in bursts between two batches."""
 
@@ -87,6 +85,7 @@ class Recorder:
         self._started = time.monotonic() - elapsed_s
         self._trend = _last_trend(run) if resumed_version is not None else None
         self._sampled = deque([Sampled(0, time.monotonic())], maxlen=RATE_STEPS)
+        self._report = ReportWriter(run)
         self._last_report = time.monotonic()
         self._missing: set[str] = set()  # kinds of records that could not be written
         self._pace_from: tuple[int, float] | None = None  # step and time of the first step of imitation in this sitting
@@ -155,9 +154,8 @@ class Recorder:
     def _report_now_and_then(self) -> None:
         now = time.monotonic()
         if now - self._last_report > REPORT_EVERY_S:
-            self._keep("report", lambda: write_report(self._run))
-            took = time.monotonic() - now
-            self._last_report = now + REPORT_SHARE * took  # the longer the history, the rarer
+            self._last_report = now
+            self._keep("report", self._report.refresh)
 
     def sample(self, outcome: Outcome) -> None:
         """Keep a trajectory for people to read."""
@@ -194,7 +192,7 @@ class Recorder:
         for tracker in self._trackers:
             self._keep("metrics", tracker.close)
         self._keep("timeline", self._timeline.close)
-        self._keep("report", lambda: write_report(self._run, status=status))
+        self._keep("report", partial(self._report.finish, status))
 
     def _keep(self, what: str, write: Callable[[], object]) -> None:
         """Write something that a run can do without, as on a full disk."""

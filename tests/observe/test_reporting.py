@@ -1,0 +1,56 @@
+"""The report of a run that goes on is written beside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.job import Job
+from coordinator.observe.reporting import ReportFailed, ReportWriter
+from coordinator.observe.rundir import RunDirectory
+
+TIMEOUT_S = 60.0
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process(os.getpid()).children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_for_the_process(writer: ReportWriter) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while children():
+        assert time.monotonic() < deadline, "the report's process has not ended"
+        time.sleep(0.02)
+
+
+def test_a_report_is_written_by_another_process_and_once_more_at_the_end(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "job") as run:
+        run.write_job(Job(name="lake"))
+        writer = ReportWriter(run)
+        writer.refresh()
+        assert len(children()) == 1
+        writer.refresh()  # it is still at work
+        assert len(children()) == 1
+        wait_for_the_process(writer)
+        assert "running" in run.report.read_text()
+        writer.refresh()
+        writer.finish("finished")
+        assert children() == []
+        assert "finished" in run.report.read_text()
+
+
+def test_a_report_that_could_not_be_written_is_told_the_next_time(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "job") as run:
+        run.write_job(Job(name="lake"))
+        run.report.mkdir()  # no file can take its place
+        writer = ReportWriter(run)
+        writer.refresh()
+        wait_for_the_process(writer)
+        with pytest.raises(ReportFailed, match="exit status 1"):
+            writer.refresh()
+        wait_for_the_process(writer)
+        assert "report.html" in (run.logs / "report.out").read_text()
