@@ -17,6 +17,7 @@ import yaml
 from actors.policy import Policy, Qwen3Shape
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
 from coordinator.metadata.spec import parse_spec
+from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
 
 
 class SchedulingSettings(Settings, frozen=True):
@@ -65,6 +66,7 @@ class Job(Settings, frozen=True):
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     coordinator: CoordinatorSettings = CoordinatorSettings()
+    trackers: TrackerSettings = TrackerSettings()
 
 
 class JobError(ValueError):
@@ -151,6 +153,10 @@ def check(job: Job) -> None:
         parse_spec(job.coordinator.store)
     except ValueError as error:
         raise JobError(f"coordinator.store: {error}") from None
+    try:
+        check_settings(job.trackers)
+    except TrackersUnusable as error:
+        raise JobError(str(error)) from None
 
 
 def _hint(job: Job) -> str:

@@ -25,6 +25,7 @@ from actors.policy import PolicyError
 from actors.reward.functions import RewardFailed, RewardUnavailable
 from actors.weight_files import check_weight_files
 from coordinator.job import Job, JobError
+from coordinator.observe.tracking.settings import TrackersUnusable, check_installed
 from coordinator.resources.resolve import number, policy_facts
 
 T = TypeVar("T")
@@ -62,6 +63,14 @@ def check_policy(job: Job) -> Framing:
         except PolicyError as error:
             raise JobError(f"policy.path: {error}") from None
     return framing
+
+
+def check_trackers(job: Job) -> None:
+    """Whether what the job names is installed; only for what logs to them. Raises ``JobError``."""
+    try:
+        check_installed(job.trackers)
+    except TrackersUnusable as error:
+        raise JobError(str(error)) from None
 
 
 def _rehearsal(job: Job, job_directory: Path, framing: Framing) -> int:

@@ -53,7 +53,13 @@ PROFILES = {
     "cpu": Profile(PYTHONS[:1], ("linux_x86_64",), closed=True, torch="table"),
     "gpu": Profile(PYTHONS[:2], ("linux_x86_64",)),
     "light": Profile(PYTHONS, ANYWHERE, torch="table", constraints=("cpu",)),
-    "dev": Profile(PYTHONS, ANYWHERE, torch="none", constraints=("cpu",)),
+    "dev": Profile(
+        PYTHONS,
+        ANYWHERE,
+        torch="none",
+        constraints=("cpu",),
+        overrides=("protobuf ; sys_platform == 'never'",),  # every profile has it, but not all have the same version
+    ),
     "smollm2": Profile(
         PYTHONS,
         ANYWHERE,

@@ -28,6 +28,7 @@ from coordinator.job import Job, JobError, convert, load
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.observe.text import number, readable
+from coordinator.observe.tracking.settings import TrackerSettings
 from coordinator.offline import OfflineRun
 from coordinator.preflight import check_policy
 from coordinator.replay import Replayed, TrajectoryFigures, Turn, replayed, turns_of
@@ -228,7 +229,8 @@ def inspect(batch: Batch, under: Under) -> InspectedGroups:
 
 async def _replay(under: Under, scratch: RunDirectory, progress: PlainProgress, program: Any) -> int:
     affinity = build_affinity_map(probe())
-    job, placement = resolve(under.job, affinity, offline=True)
+    untracked = msgspec.structs.replace(under.job, trackers=TrackerSettings(use=[]))
+    job, placement = resolve(untracked, affinity, offline=True)
     scratch.write_job(job)
     resume, directory = None, None
     if under.directory is not None and under.version is not None:

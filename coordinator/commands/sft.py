@@ -24,7 +24,7 @@ from coordinator.job import Job, JobError, convert
 from coordinator.modeldir import settings_for
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
-from coordinator.preflight import check_policy
+from coordinator.preflight import check_policy, check_trackers
 from coordinator.resources.resolve import Placement, resolve
 from coordinator.run import Launch, policy_directory
 from coordinator.sft import Demonstrations, Imitation, load_demonstrations
@@ -125,6 +125,7 @@ def _with_data(job: Job, data: Path | None, job_directory: Path) -> Job:
 
 
 def _demonstrations(job: Job) -> Demonstrations:
+    check_trackers(job)
     return load_demonstrations(Path(str(job.sft.data)), job, check_policy(job))
 
 

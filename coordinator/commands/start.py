@@ -30,7 +30,7 @@ from coordinator.coordinator import MEMBER
 from coordinator.job import Job, JobError
 from coordinator.messages import ROLES, Join, Role, RoleFailed, RunOver, Welcome
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
-from coordinator.preflight import check_job
+from coordinator.preflight import check_job, check_trackers
 from coordinator.resources.resolve import resolve
 from coordinator.roles import START, RoleContext
 from coordinator.run import CONTROL, Launch, policy_directory
@@ -91,6 +91,7 @@ def _coordinate(arguments: argparse.Namespace) -> int:
     check_exposure(arguments.host, read_key(arguments.key_file) if arguments.key_file is not None else None)
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
     job_directory = arguments.job.resolve().parent
+    check_trackers(job)
     check_job(job, job_directory)
     with RunDirectory.create(arguments.runs, job.name) as directory:
         directory.write_job(job)

@@ -23,7 +23,7 @@ from coordinator.job import Job, JobError, convert, load
 from coordinator.messages import ROLES
 from coordinator.observe.progress import open_progress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
-from coordinator.preflight import check_job, check_policy
+from coordinator.preflight import check_job, check_policy, check_trackers
 from coordinator.recovery import run_to_its_end
 from coordinator.resources.resolve import Placement, resolve
 from coordinator.run import CONTROL, Launch, policy_directory
@@ -74,6 +74,7 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.from_dump is not None:
         return _from_dump(arguments, job_directory)
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
+    check_trackers(job)
     check_job(job, job_directory)
     if arguments.dry_run:
         print(describe(job, placement))
@@ -87,6 +88,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 def _from_dump(arguments: argparse.Namespace, job_directory: Path) -> int:
     job, affinity, placement = prepare_offline(arguments.job, arguments.overrides, settled)
+    check_trackers(job)
     check_policy(job)
     program = FromDump(fitting_dump(arguments.from_dump, job), job)
     if arguments.dry_run:
@@ -159,6 +161,7 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
         job_directory = read_job_directory(directory)
         affinity = build_affinity_map(probe())
         job = settled(convert(directory.read_job(), str(directory.job_file), overrides))
+        check_trackers(job)
         offline = (directory.path / FROM_DUMP).is_file()
         job, placement = resolve(job, affinity, offline=offline)
         program = _dump_of(directory, job) if offline else None

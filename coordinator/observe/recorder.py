@@ -189,6 +189,8 @@ class Recorder:
 
     def close(self, status: str) -> None:
         """Write the last report; nothing is recorded afterwards."""
+        for tracker in self._trackers:  # all of them at once, before any is waited for
+            tracker.end(status)
         for tracker in self._trackers:
             self._keep("metrics", tracker.close)
         self._keep("timeline", self._timeline.close)

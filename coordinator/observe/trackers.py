@@ -1,61 +1,24 @@
-"""Where a run's metrics go: ``metrics.jsonl`` always, TensorBoard event files where its package is installed.
+"""Where a run's metrics go: ``metrics.jsonl`` always, and the trackers that its job asks for.
 
-Invariant: a record that was logged is in the file when the call returns, written by the calling thread; neither
-torch nor tensorflow is imported for it (TensorBoard's record format and protocol buffers are enough).
+Invariant: a record that was logged is in ``metrics.jsonl`` when the call returns, and no tracker makes a run wait or
+fail: what may block lives in a process of its own (``coordinator.observe.tracking``).
 """
 
 from __future__ import annotations
 
-import math
-import os
-import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from coordinator.observe.lines import LineWriter
 from coordinator.observe.records import EvalRecord, ImitationRecord, StepRecord
 from coordinator.observe.rundir import RunDirectory
-
-STEP_TAGS = {
-    "reward_mean": "reward/mean",
-    "reward_std": "reward/std",
-    "reward_min": "reward/min",
-    "reward_max": "reward/max",
-    "reward_trend": "reward/trend",
-    "success_rate": "success/training",
-    "turns_mean": "rollout/turns",
-    "tokens_per_s": "rollout/tokens_per_s",
-    "staleness_mean": "rollout/staleness_mean",
-    "staleness_max": "rollout/staleness_max",
-    "in_flight": "rollout/in_flight",
-    "buffered": "rollout/buffered",
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "entropy": "train/entropy",
-    "ratio_mean": "train/ratio_mean",
-    "kl_rollout": "train/kl_rollout",
-    "tokens": "train/tokens",
-    "trajectories": "train/trajectories",
-}
-"""Field of ``StepRecord`` -> TensorBoard tag; ``lost``, ``seconds`` and ``environment`` become one tag for each key."""
-
-EVAL_TAGS = {
-    "success": "success/evaluation",
-    "return_mean": "evaluation/return_mean",
-    "turns_mean": "evaluation/turns",
-}
-
-
-IMITATION_TAGS = {
-    "loss": "sft/loss",
-    "held_out_loss": "sft/held_out_loss",
-    "grad_norm": "sft/grad_norm",
-    "entropy": "sft/entropy",
-    "learning_rate": "sft/learning_rate",
-    "tokens_per_s": "sft/tokens_per_s",
-}
+from coordinator.observe.tensorboard_events import TensorBoardTracker
+from coordinator.observe.tracking.protocol import Sitting
+from coordinator.observe.tracking.remote import RemoteTracker
+from coordinator.observe.tracking.settings import TrackerSettings
 
 
 class Tracker(Protocol):
@@ -70,8 +33,11 @@ class Tracker(Protocol):
     def log_imitation(self, record: ImitationRecord) -> None:
         """Keep one step of imitation."""
 
+    def end(self, outcome: str) -> None:
+        """The run is over; does not wait."""
+
     def close(self) -> None:
-        """Bring everything to the disk; idempotent."""
+        """Bring everything to where it belongs; idempotent."""
 
 
 class JsonlTracker:
@@ -89,66 +55,52 @@ class JsonlTracker:
     def log_imitation(self, record: ImitationRecord) -> None:
         self._lines.write(record)
 
+    def end(self, outcome: str) -> None:
+        """The lines say how far the run came; how it ended is the report's to say."""
+
     def close(self) -> None:
         self._lines.close()
-
-
-class TensorBoardTracker:
-    """One event file a sitting. A resumed run hides what an earlier sitting logged beyond the resumed version."""
-
-    def __init__(self, directory: Path, *, resumed_version: int | None = None) -> None:
-        """Raises ``ModuleNotFoundError`` where the tensorboard package is not installed."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
-
-        self._event: Any = event_pb2.Event
-        self._summary: Any = summary_pb2.Summary
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter((directory / name).open("xb"))
-        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
-        if resumed_version is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(self._event(wall_time=time.time(), step=resumed_version + 1, session_log=start))
-
-    def log_step(self, record: StepRecord) -> None:
-        values = {tag: float(getattr(record, field)) for field, tag in STEP_TAGS.items()}
-        values |= {f"lost/{reason}": float(count) for reason, count in record.lost.items()}
-        values |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
-        values |= {f"environment/{name}": mean for name, mean in record.environment.items()}
-        self._scalars(values, record.version)
-
-    def log_evaluation(self, record: EvalRecord) -> None:
-        values = {tag: float(getattr(record, field)) for field, tag in EVAL_TAGS.items()}
-        values |= {f"evaluation/environment/{name}": mean for name, mean in record.environment.items()}
-        self._scalars(values, record.version)
-
-    def log_imitation(self, record: ImitationRecord) -> None:
-        self._scalars({tag: float(getattr(record, field)) for field, tag in IMITATION_TAGS.items()}, record.version)
-
-    def close(self) -> None:
-        if not self._records.closed:
-            self._records.close()
-
-    def _scalars(self, values: dict[str, float], version: int) -> None:
-        finite = {tag: value for tag, value in values.items() if math.isfinite(value)}
-        scalars = [self._summary.Value(tag=tag, simple_value=value) for tag, value in finite.items()]
-        self._write(self._event(wall_time=time.time(), step=version, summary=self._summary(value=scalars)))
-
-    def _write(self, event: Any) -> None:
-        self._records.write(event.SerializeToString())
-        self._records.flush()
 
 
 def open_trackers(
     run: RunDirectory, say: Callable[[str], None], *, resumed_version: int | None = None
 ) -> list[Tracker]:
-    """The trackers of a run; ``say`` is told once where TensorBoard is missing."""
+    """The trackers that the run's job names; ``say`` is told of each that cannot be had."""
+    job = run.read_job()
+    settings = msgspec.convert(job.get("trackers", {}), TrackerSettings)
     trackers: list[Tracker] = [JsonlTracker(run.metrics)]
+    if settings.use is None or "tensorboard" in settings.use:
+        trackers += _tensorboard(run, say, resumed_version)
+    for name in dict.fromkeys(settings.use or []):
+        if name == "tensorboard":
+            continue
+        sitting = _sitting(name, settings, run, job, resumed_version)
+        try:
+            trackers.append(RemoteTracker(name, sitting, run.logs / f"tracker-{name}.log", say))
+        except OSError as error:
+            say(f"{name} cannot be started: {error}")
+    return trackers
+
+
+def _sitting(
+    name: str, settings: TrackerSettings, run: RunDirectory, job: dict[str, Any], resumed_version: int | None
+) -> Sitting:
+    return Sitting(
+        directory=str(run.path),
+        project=settings.project,
+        name=settings.name or run.path.name,
+        mode=settings.mode,
+        uri=settings.uri.get(name),
+        job=job,
+        resumed_version=resumed_version,
+    )
+
+
+def _tensorboard(run: RunDirectory, say: Callable[[str], None], resumed_version: int | None) -> list[Tracker]:
     try:
-        trackers.append(TensorBoardTracker(run.events, resumed_version=resumed_version))
+        return [TensorBoardTracker(run.events, resumed_version=resumed_version)]
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith(("tensorboard", "google")):
             raise
         say(f"no TensorBoard events: the package {error.name.partition('.')[0]} is not installed")
-    return trackers
+        return []

@@ -12,7 +12,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from coordinator.observe.rundir import RunDirectory
-from coordinator.observe.trackers import JsonlTracker, TensorBoardTracker, open_trackers
+from coordinator.observe.tensorboard_events import TensorBoardTracker
+from coordinator.observe.trackers import JsonlTracker, open_trackers
 from tests.observe.samples import evaluation, step
 
 
@@ -93,9 +94,9 @@ def test_missing_tensorboard_is_said_once_and_is_not_fatal(tmp_path: Path, monke
 def test_observing_a_run_imports_neither_torch_nor_tensorflow(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
-        "from coordinator.observe import overlap, records, rundir, trackers\n"
+        "from coordinator.observe import overlap, records, rundir, tensorboard_events, trackers\n"
         "assert 'tensorboard' not in sys.modules and 'rich' not in sys.modules\n"
-        "trackers.TensorBoardTracker(pathlib.Path(sys.argv[1])).close()\n"
+        "tensorboard_events.TensorBoardTracker(pathlib.Path(sys.argv[1])).close()\n"
         "print(sorted({'torch', 'tensorflow'} & set(sys.modules)))\n"
     )
     done = subprocess.run(

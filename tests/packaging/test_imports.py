@@ -10,6 +10,7 @@ import pytest
 from tests.packaging.support import ROOT, run
 
 HEAVY = ["torch", "transformers", "vllm", "megatron", "kazoo", "gymnasium", "tensorboard", "ray"]
+HEAVY += ["wandb", "mlflow", "trackio"]
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys

@@ -1,0 +1,1 @@
+"""Trackers whose libraries may block, each in a process of its own: W&B, MLflow, trackio."""
