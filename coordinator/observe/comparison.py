@@ -136,6 +136,15 @@ def curves(run: ComparedRun) -> dict[str, list[Reading]]:
         ]
     for title, stepped in STEP_CURVES.items():
         found[title] = [Reading(record.version, record.elapsed_s, stepped(record)) for record in run.steps]
+    for name in _names(run.evaluations):
+        found[f"Environment, {name}, evaluation"] = [
+            Reading(record.version, times.get(record.version, NAN), record.environment.get(name, NAN))
+            for record in run.evaluations
+        ]
+    for name in _names(run.steps):
+        found[f"Environment, {name}"] = [
+            Reading(record.version, record.elapsed_s, record.environment.get(name, NAN)) for record in run.steps
+        ]
     found["Seconds a step"] = _paces(run.steps)
     for phase in sorted({phase for record in run.steps for phase in record.seconds}):
         found[f"Seconds a step, {phase}"] = [
@@ -144,6 +153,11 @@ def curves(run: ComparedRun) -> dict[str, list[Reading]]:
     for title, imitated in IMITATION_CURVES.items():
         found[title] = [Reading(record.version, record.elapsed_s, imitated(record)) for record in run.imitation]
     return {title: each for title, each in found.items() if any(math.isfinite(reading.value) for reading in each)}
+
+
+def _names(records: Sequence[StepRecord] | Sequence[EvalRecord]) -> list[str]:
+    """Of the environment's own metrics."""
+    return sorted({name for record in records for name in record.environment})
 
 
 def _paces(steps: Sequence[StepRecord]) -> list[Reading]:

@@ -68,7 +68,7 @@ def pair(tmp_path: Path) -> list[Path]:
         [
             evaluation_line(0, 0.0),
             step_line(1, 10.0),
-            step_line(2, 14.0, tokens_per_s=400.0),
+            step_line(2, 14.0, tokens_per_s=400.0, environment={"calls": 1.5}),
             evaluation_line(2, 0.75),
             step_line(3, 16.0, loss=None, lost={"stale": 5, "env_failed": 2}),
             evaluation_line(3, 0.5),
@@ -99,7 +99,9 @@ def test_an_evaluation_is_placed_at_the_time_of_the_step_that_made_its_version(p
     assert slow["Success, evaluation"] == [(0, 0.0, 0.0), (2, 14.0, 0.75), (3, 16.0, 0.5)]
     assert slow["Seconds a step"] == [(2, 14.0, 4.0), (3, 16.0, 2.0)]
     assert slow["Seconds a step, train"][0] == (1, 10.0, 0.75)
+    assert slow["Environment, calls"][1] == (2, 14.0, 1.5)
     assert "Success, evaluation" not in fast
+    assert "Environment, calls" not in fast
 
 
 def test_settings_that_differ_are_told_from_those_that_do_not(pair: list[Path]) -> None:
