@@ -49,6 +49,9 @@ FIRST = ("Success, evaluation", "Reward, trend")
 MOST_SETTINGS = 12
 """Differing settings that the terminal shows."""
 
+MOST_TEXT = 28
+"""Of a setting's value, on the terminal."""
+
 
 # ---- the page -------------------------------------------------------------------------------------------------------
 
@@ -191,11 +194,17 @@ def comparison_text(runs: Sequence[ComparedRun]) -> str:
     lines = _aligned([head, *rows], left=2)
     if not differing:
         return "\n".join([*lines, "", f"all {len(shared)} settings are the same"])
-    shown = [[key, *map(readable, values)] for key, values in list(differing.items())[:MOST_SETTINGS]]
+    shown = [[key, *map(_short, values)] for key, values in list(differing.items())[:MOST_SETTINGS]]
     lines += ["", *_aligned([["settings that differ", *(run.label for run in runs)], *shown], left=1)]
     if len(differing) > MOST_SETTINGS:
         lines.append(f"and {len(differing) - MOST_SETTINGS} more")
     return "\n".join(lines)
+
+
+def _short(value: str) -> str:
+    """The page has all of it."""
+    text = readable(value)
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
 
 
 def _marked(field: str, text: str, outcomes: Sequence[Outcome], index: int) -> str:

@@ -159,6 +159,15 @@ def test_the_command_prints_a_table_and_writes_the_page(
     Page(out.read_text())
 
 
+def test_a_long_setting_is_cut_on_the_terminal_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {"a": "/models/" + "x" * 40, "b": "/models/y"}
+    runs = [write_run(tmp_path / name, f"policy: {{path: {path}}}", []) for name, path in paths.items()]
+    assert main([*map(str, runs), "--out", str(tmp_path / "x.html")]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("policy.path")]
+    assert line.split() == ["policy.path", "/models/" + "x" * 19 + "…", "/models/y"]
+    assert paths["a"] in Page((tmp_path / "x.html").read_text()).text()
+
+
 def test_json_has_null_where_a_run_has_no_figure(
     pair: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
