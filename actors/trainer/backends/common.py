@@ -120,7 +120,9 @@ class PolicyBackend(ABC):
         self, micro: MicroBatch, kind: Loss, total: int
     ) -> tuple[torch.Tensor, torch.Tensor, TokenLoss, torch.Tensor]:
         """The loss of a micro-batch; of its tokens: log-probabilities, losses before weighting, entropies."""
-        new, entropy = sampled_logprobs(self._hidden_states(micro), self._head, micro)
+        new, entropy = sampled_logprobs(
+            self._hidden_states(micro), self._head, micro, train_entropy=self._settings.entropy_bonus != 0.0
+        )
         tokens = self._token_loss(kind, new, micro)
         loss = (tokens.loss * micro.weight).sum()
         if self._settings.entropy_bonus and kind == "grpo":
