@@ -46,7 +46,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STEP_GRACE_S = 3.0
-"""How long an interrupted run waits for the step under way: its end is the next moment that can be saved."""
+"""How long a run that ends waits for the step under way: its end is the next moment that can be saved."""
+
+WHOLE_STEP_GRACE_S = 300.0
+"""How long it waits once it has said so, if it was interrupted by a person who may end the wait."""
 
 CLOSE_GRACE_S = 2.0
 """How long a run waits for its metadata store to be closed, be it gone."""
@@ -353,21 +356,37 @@ class Run:
             outcome = await self._race(training)
         except Interrupted as interruption:
             status, outcome = 130, str(interruption)
+            between_steps = await self._out_of_step(pipeline)
         except BaseException:
             between_steps = await pipeline.leave_step(STEP_GRACE_S)
             await self._end(training, pipeline)
             await self._save_after_failure(pipeline, between_steps)
             raise
-        between_steps = await pipeline.leave_step(STEP_GRACE_S)
+        else:
+            between_steps = await pipeline.leave_step(STEP_GRACE_S)
         await self._end(training, pipeline)
         if not self._saves:
             return status, outcome
         return status, f"{outcome}; {await self._saved(pipeline, between_steps)}"
 
+    async def _out_of_step(self, pipeline: Pipeline) -> bool:
+        """After Ctrl-C: a step of a large model may take minutes, and what the last ones learned is worth the wait;
+        a second Ctrl-C ends it."""
+        if await pipeline.leave_step(STEP_GRACE_S):
+            return True
+        if not (self._saves and pipeline.can_save):
+            return False
+        self._progress.note("the training step under way is finished first (Ctrl-C again stops at once)")
+        return await pipeline.leave_step(WHOLE_STEP_GRACE_S)
+
     async def _saved(self, pipeline: Pipeline, between_steps: bool) -> str:
         if not pipeline.can_save:
-            return "no checkpoint: the trainer was not up yet"
-        return await self._save(pipeline) if between_steps else "no checkpoint: the step under way took too long"
+            before = self._launch.resume_directory
+            kept = "" if before is None else f"; {before.name} is as it was"
+            return f"no checkpoint: the trainer was not up yet{kept}"
+        if not between_steps:
+            return f"no checkpoint: the step under way took more than {WHOLE_STEP_GRACE_S:g} s"
+        return await self._save(pipeline)
 
     async def _race(self, task: asyncio.Task[T]) -> T:
         """The result of a task, unless a part of the run fails or Ctrl-C arrives first; the task is then left as it

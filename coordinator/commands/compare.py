@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from coordinator.commands.usage import examples
 from coordinator.observe.comparison import ComparedRun, ComparisonError, differences, outcome, read_runs
 from coordinator.observe.comparison_page import comparison_page, comparison_text
 from coordinator.observe.lines import replace_file
@@ -20,7 +21,11 @@ def parser() -> argparse.ArgumentParser:
         prog="compare",
         description="Compare runs, finished or not: a page with their curves laid over each other, by step and by wall "
         "time, their outcomes and the settings that differ; and the same as a short table here.",
-        epilog="examples:  compare runs/20260131-142501-lake runs/latest   compare runs/2026* --out week.html --json",
+        epilog=examples(
+            "compare runs/20260131-142501-lake runs/latest",
+            "compare runs/2026* --out week.html --json",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories, two or more")
     result.add_argument("--out", type=Path, metavar="FILE", default=Path("comparison.html"), help="where the page goes")

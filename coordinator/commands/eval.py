@@ -16,6 +16,7 @@ from actors.env.messages import Outcome, Ticket
 from actors.env.protocol import evaluation_task
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.commands.finished import FinishedRun, Interrupted, PlayFailed
+from coordinator.commands.usage import examples
 from coordinator.job import JobError
 from coordinator.observe.recorder import mean_metrics
 from coordinator.observe.rundir import RunDirectoryError
@@ -28,7 +29,12 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="eval",
         description="Evaluate a run's policy on fresh held-out tasks.",
-        epilog="examples:  eval runs/latest   eval runs/latest --episodes 200 --sample   eval runs/latest --version 20",
+        epilog=examples(
+            "eval runs/latest",
+            "eval runs/latest --episodes 200 --sample",
+            "eval runs/latest --version 20",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")

@@ -137,9 +137,8 @@ def pick_version(directory: RunDirectory, which: str) -> int:
         best = checkpoints.best()
         return versions[-1] if best is None else best
     if not which.isdigit() or int(which) not in versions:
-        raise CheckpointUnusable(
-            f"{directory.path}: no checkpoint {which!r}; there are {', '.join(map(str, versions))} (or best, latest)"
-        )
+        kept = ", ".join(map(str, versions))
+        raise CheckpointUnusable(f"{directory.path}: no checkpoint {which!r}; versions kept: {kept} (or best, latest)")
     return int(which)
 
 

@@ -11,6 +11,7 @@ from actors.env.messages import Outcome
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.commands.eval import FIRST_FRESH, fresh_tickets
 from coordinator.commands.finished import FinishedRun, Interrupted, PlayFailed
+from coordinator.commands.usage import examples
 from coordinator.job import JobError
 from coordinator.observe.rundir import RunDirectoryError
 from coordinator.observe.text import readable
@@ -20,7 +21,11 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="play",
         description="Watch a run's policy play one episode, turn by turn.",
-        epilog="examples:  play runs/latest   play runs/latest --task 7 --sample --delay 1",
+        epilog=examples(
+            "play runs/latest",
+            "play runs/latest --task 7 --sample --delay 1",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")

@@ -23,6 +23,7 @@ from actors.trajectory import Trajectory
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable
 from coordinator.commands.finished import pick_version
 from coordinator.commands.train import read_job_directory, settled
+from coordinator.commands.usage import examples
 from coordinator.dumping import manifest_of
 from coordinator.job import Job, JobError, convert, load
 from coordinator.observe.progress import PlainProgress
@@ -71,8 +72,13 @@ def parser() -> argparse.ArgumentParser:
         prog="replay",
         description="Replay a batch step by step: log-probabilities, ratios, advantages, losses and gradient norms of "
         "each trajectory under a checkpoint, and the first figure that is not finite.",
-        epilog="examples:  replay runs/latest/failed-batches/v00012   replay runs/latest --step 3   "
-        "replay dumps/mine --under runs/latest --version best   replay runs/latest --step 3 --trajectory t17",
+        epilog=examples(
+            "replay runs/latest/failed-batches/v00012",
+            "replay runs/latest --step 3",
+            "replay dumps/mine --under runs/latest --version best",
+            "replay runs/latest --step 3 --trajectory t17",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("batch", type=Path, help="a failed batch, a dump, or a run that recorded (train.record)")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
@@ -108,6 +114,12 @@ def _main(arguments: argparse.Namespace) -> int:
     under = _under(where, arguments.version, wanted, arguments.overrides)
     batch = _batch(arguments.batch, failure, step, under.job)
     chosen = _chosen(batch, arguments.trajectory)
+    if arguments.version is None and under.directory is not None and (under.version or 0) != wanted:
+        print(
+            f"there is no checkpoint of version {wanted}, where this batch was to be trained, so ratios are not those "
+            "of its step; --version names another",
+            file=sys.stderr,
+        )
     print(f"replaying {batch.path} under {under.describe()} ...", file=sys.stderr, flush=True)
     inspected = inspect(batch, under)
     figures = replayed(batch.groups, inspected)
@@ -160,13 +172,7 @@ def _version(directory: RunDirectory, which: str | None, wanted: int) -> int | N
     if which is not None:
         return pick_version(directory, which)
     earlier = [version for version in Checkpoints(directory.checkpoints, 1).versions() if version <= wanted]
-    found = earlier[-1] if earlier else None
-    if (found or 0) != wanted:
-        print(
-            f"there is no checkpoint of version {wanted}, where this batch was to be trained; --version names one",
-            file=sys.stderr,
-        )
-    return found
+    return earlier[-1] if earlier else None
 
 
 def _batch(path: Path, failure: Failure | None, step: int, job: Job) -> Batch:

@@ -22,6 +22,7 @@ from actors.trainer.trainer import BUFFER_FILE
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.commands.finished import FinishedRun, Interrupted, Player, PlayFailed
 from coordinator.commands.train import describe, prepare
+from coordinator.commands.usage import examples
 from coordinator.dumping import manifest_of
 from coordinator.job import Job, JobError
 from coordinator.observe.rundir import RunDirectoryError
@@ -39,8 +40,12 @@ def parser() -> argparse.ArgumentParser:
         prog="rollout",
         description="Play and keep the trajectories: exact tokens, masks, log-probabilities, versions and texts, for "
         "train --from-dump, sft --data or replay. Weights: those of a run's checkpoint, of policy.path, or fresh ones.",
-        epilog="examples:  rollout my.yaml --trajectories 256   rollout runs/latest --version best --out dumps/expert"
-        "   rollout runs/latest --greedy --held-out",
+        epilog=examples(
+            "rollout my.yaml --trajectories 256",
+            "rollout runs/latest --version best --out dumps/expert",
+            "rollout runs/latest --greedy --held-out",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("source", type=Path, metavar="JOB|RUN", help="job file (YAML), or run directory")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")

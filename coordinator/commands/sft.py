@@ -20,6 +20,7 @@ from coordinator.commands.train import (
     settled,
     write_job_directory,
 )
+from coordinator.commands.usage import examples
 from coordinator.job import Job, JobError, convert
 from coordinator.modeldir import settings_for
 from coordinator.observe.progress import PlainProgress
@@ -37,8 +38,13 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="sft",
         description="Fine-tune a job's policy on demonstrations (supervised), to begin reinforcement learning from.",
-        epilog="examples:  sft my.yaml --data chats.jsonl   sft my.yaml --data dumps/expert sft.select=successful   "
-        "sft my.yaml --data runs/latest sft.top_return=0.25 sft.epochs=2   sft --resume runs/latest",
+        epilog=examples(
+            "sft my.yaml --data chats.jsonl",
+            "sft my.yaml --data dumps/expert sft.select=successful",
+            "sft my.yaml --data runs/latest sft.top_return=0.25 sft.epochs=2",
+            "sft --resume runs/latest",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("job", nargs="?", type=Path, help="job file (YAML)")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")

@@ -18,6 +18,7 @@ import yaml
 from actors.core.logs import configure_logging
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
 from coordinator.commands.offline import prepare_offline, run_offline
+from coordinator.commands.usage import examples
 from coordinator.dumping import fitting_dump
 from coordinator.job import Job, JobError, convert, load
 from coordinator.messages import ROLES
@@ -38,8 +39,13 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="train",
         description="Train an agent: start every part of a run on this machine and go on until it is done.",
-        epilog="examples:  train examples/frozenlake.yaml   train my.yaml train.steps=100 scheduling.alpha=0   "
-        "train --resume runs/latest   train my.yaml --from-dump dumps/mine",
+        epilog=examples(
+            "train examples/frozenlake.yaml",
+            "train my.yaml train.steps=100 scheduling.alpha=0",
+            "train --resume runs/latest",
+            "train my.yaml --from-dump dumps/mine",
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument("job", nargs="?", type=Path, help="job file (YAML)")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
@@ -168,6 +174,10 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
         if program is None:
             check_job(job, job_directory)
         check_resumable(job, convert(directory.read_job(), str(directory.job_file), []))
+        if checkpoint.version >= job.train.steps:
+            raise JobError(
+                f"{path}: all {job.train.steps} steps are done; train.steps={2 * job.train.steps} would add as many"
+            )
         if dry_run:
             print(describe(job, placement))
             return 0

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance, separate_processes, training
+from tests.end_to_end.runs import FROZENLAKE, TINY, TRAIN, Run, balance, separate_processes, training
 from tests.end_to_end.story import BATCH, BEYOND_THE_BUFFER, SIZE, START_S, Story, goes_on
 from tests.support.audit import audited_file
+from tests.support.running import ran
 from tests.support.zookeeper import running_servers
 
 
@@ -114,3 +115,9 @@ def test_a_metadata_store_that_dies_ends_the_run_by_name_with_a_checkpoint(tmp_p
             assert "Traceback" not in command.stdout + command.stderr
             steps = Run.latest(tmp_path).steps()
     assert Run.latest(tmp_path).checkpoint()["version"] == steps[-1]["version"]
+
+
+def test_a_run_whose_steps_are_all_done_says_so_instead_of_starting_again(story: Story) -> None:
+    ended = ran(TRAIN, "--resume", str(story.run.path), directory=story.run.path, timeout_s=60.0, name="again")
+    assert ended.status == 2
+    assert f"all {story.end} steps are done; train.steps={2 * story.end} would add as many" in ended.stderr

@@ -74,20 +74,15 @@ def test_replay_names_what_it_cannot_find(
     assert expected in refused(capsys)
 
 
-def test_a_replay_goes_by_the_checkpoint_of_its_version_or_the_newest_before_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_goes_by_the_checkpoint_of_its_version_or_the_newest_before_it(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path, "run") as run:
         for version in (2, 4):
             (run.checkpoints / f"v{version:05d}").mkdir()
         assert replay._version(run, None, 4) == 4
         assert replay._version(run, None, 0) is None  # what the run started from
         assert replay._version(run, "start", 4) is None
-        assert capsys.readouterr().err == ""
         assert replay._version(run, None, 3) == 2
-        assert "there is no checkpoint of version 3" in capsys.readouterr().err
         assert replay._version(run, None, 1) is None
-        assert "there is no checkpoint of version 1" in capsys.readouterr().err
         assert replay._version(run, "latest", 0) == 4
 
 
