@@ -64,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     if (directory / "config.json").is_file() and not arguments.force:
         print(f"{directory}: already there (--force makes it again)")
         return 0
+    if directory.exists() and not is_replaceable(directory):
+        print(f"error: --to: {directory} holds something other than a model; name another directory", file=sys.stderr)
+        return 2
     try:
         fetch(source, directory)
     except FetchFailed as error:
@@ -74,6 +77,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     print(f"{directory}: made; name it as policy.path")
     return 0
+
+
+def is_replaceable(directory: Path) -> bool:
+    """Whether what is there may go when a model takes its place: a model, or nothing."""
+    return directory.is_dir() and ((directory / "config.json").is_file() or not any(directory.iterdir()))
 
 
 def fetch(source: Source, directory: Path) -> None:

@@ -27,6 +27,17 @@ def test_a_model_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Capt
     assert "already there" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["--force"]])
+def test_a_directory_of_something_else_is_never_replaced(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fetch_model, "fetch", lambda source, directory: pytest.fail("it began all the same"))
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["smollm2", "--to", str(tmp_path), *words]) == 2
+    assert f"--to: {tmp_path} holds something other than a model" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
 @pytest.mark.deep
 def test_the_fetched_model_adds_two_and_three(tmp_path: Path) -> None:
     """The packages' own reading of the file, asked through transformers: nothing of ours but the directory."""
