@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import signal
 import sys
 import tempfile
@@ -124,11 +123,11 @@ def _main(arguments: argparse.Namespace) -> int:
     inspected = inspect(batch, under)
     figures = replayed(batch.groups, inspected)
     if chosen is None:
-        print(_json(batch, under, figures) if arguments.json else describe(batch, figures))
+        print(_json(_as_object(batch, under, figures)) if arguments.json else describe(batch, figures))
         return 0
     turns = _turns(batch, chosen, inspected, under.job)
     if arguments.json:
-        print(json.dumps({"ticket": chosen.ticket, "turns": msgspec.to_builtins(turns)}))
+        print(_json({"ticket": chosen.ticket, "turns": turns}))
     else:
         _step_through(chosen, turns)
     return 0
@@ -303,13 +302,18 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _json(batch: Batch, under: Under, figures: Replayed) -> str:
+def _json(figures: dict[str, Any]) -> str:
+    """What is not finite becomes null."""
+    return msgspec.json.encode(figures).decode()
+
+
+def _as_object(batch: Batch, under: Under, figures: Replayed) -> dict[str, Any]:
     about = {
         "batch": str(batch.path),
         "version": under.version,
         "error": None if batch.failure is None else batch.failure.error,
     }
-    return msgspec.json.encode(about | msgspec.structs.asdict(figures)).decode()  # what is not finite becomes null
+    return about | msgspec.structs.asdict(figures)
 
 
 def _turns(batch: Batch, chosen: Trajectory, inspected: InspectedGroups, job: Job) -> list[Turn]:

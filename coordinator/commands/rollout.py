@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -114,7 +113,7 @@ def _roll_out(player: Player, arguments: argparse.Namespace, out: Path) -> int:
         player.play(tickets, progress.say, told=progress.outcome, keep=keep)
     finally:
         if written:
-            print(_json(written[0]) if arguments.json else describe_dump(out, written[0]))
+            print(msgspec.json.encode(written[0]).decode() if arguments.json else describe_dump(out, written[0]))
     if not written:
         raise PlayFailed(f"no trajectory reached its end: {lost(progress.losses())}; nothing is written")
     return 0
@@ -181,10 +180,6 @@ class RolloutProgress:
     def losses(self) -> dict[str, int]:
         """Reason -> how many."""
         return dict(Counter(outcome.reason for outcome in self._outcomes if outcome.state == "lost"))
-
-
-def _json(manifest: Manifest) -> str:
-    return json.dumps(msgspec.to_builtins(manifest))
 
 
 def describe_dump(out: Path, manifest: Manifest) -> str:

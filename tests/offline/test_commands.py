@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,12 @@ import pytest
 
 from actors.env.messages import Outcome
 from actors.env.recorder import TrajectoryRecorder
+from actors.settings import TrainSettings
+from actors.trainer.backends.protocol import Inspection
 from actors.trainer.batches import Failure
+from actors.trainer.batching import make_batch
 from actors.trainer.dump import FORMAT, DumpFacts, Manifest, write_dump
+from actors.trainer.messages import InspectedGroups
 from actors.trajectory import Trajectory
 from coordinator.commands import replay, rollout
 from coordinator.commands.rollout import RolloutProgress, make_tickets
@@ -130,6 +135,23 @@ def test_the_table_shows_what_is_no_number_and_says_where_it_begins() -> None:
     assert last == (
         "first figure that is not finite: trajectory t7, segment 0, position 12 (token 82): the ratio is inf"
     )
+
+
+@pytest.mark.parametrize("words", [[], ["--trajectory", "0.1"]])
+def test_json_stays_json_where_a_figure_is_no_number(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def inspected(batch: replay.Batch, under: replay.Under) -> InspectedGroups:
+        nan = [np.full(2, np.nan, np.float32)] * 4
+        norms = {trajectory.ticket: float("inf") for group in batch.groups for trajectory in group}
+        inspection = Inspection(nan, nan, nan, norms, float("inf"))
+        return InspectedGroups(make_batch(batch.groups, TrainSettings()), inspection)
+
+    monkeypatch.setattr(replay, "inspect", inspected)
+    arguments = [str(dump(tmp_path / "dump")), "--under", job_file(tmp_path), "--json", *words]
+    assert replay.main(arguments) == 0
+    shown = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (shown["turns"][0]["tokens"][0]["ratio"] if words else shown["loss"]) is None
 
 
 def test_tickets_come_in_groups_of_one_task_with_the_seeds_of_a_live_run() -> None:
