@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from actors.core.logs import configure_logging
-from coordinator.job import Job, load
+from coordinator.job import Job, JobError, load
 from coordinator.observe.progress import Progress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.offline import OfflineRun
@@ -26,6 +26,20 @@ def prepare_offline(
     affinity = build_affinity_map(probe())
     job, placement = resolve(settled(load(path, overrides)), affinity, offline=True)
     return job, affinity, placement
+
+
+def empty_directory(out: Path) -> Path:
+    """``--out``, made where it is missing: a place that cannot be written to is refused before the work that would be
+    lost. Raises ``JobError``."""
+    try:
+        taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+        if not taken:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"--out: {out} cannot be made: {error.strerror}") from None
+    if taken:
+        raise JobError(f"--out: {out} is there already and not an empty directory; name another one")
+    return out.absolute()
 
 
 def run_offline(launch: Launch, directory: RunDirectory, progress: Progress, program: Program) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 from actors.env.messages import Outcome, Ticket
 from actors.env.protocol import evaluation_task, training_task
 from actors.trainer.dump import Manifest, write_dump
-from actors.trainer.store import read_records
+from actors.trainer.store import StoreCorrupt, read_records
 from actors.trainer.trainer import BUFFER_FILE
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.commands.finished import FinishedRun, Interrupted, Player, PlayFailed
+from coordinator.commands.offline import empty_directory
 from coordinator.commands.train import describe, prepare
 from coordinator.commands.usage import examples
 from coordinator.dumping import manifest_of
@@ -78,13 +79,12 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.trajectories < 1 or arguments.first_task < 0:
         raise JobError("--trajectories: expected 1 or more, and --first-task: 0 or more")
     player = _player(arguments)
-    out = arguments.out or Path("dumps") / f"{datetime.now():%Y%m%d-%H%M%S}-{player.job.name}"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise JobError(f"--out: {out} is there already and not an empty directory; name another one")
     if arguments.dry_run:
         job, placement = resolve(player.job, build_affinity_map(probe()))
         print(describe(job, placement))
         return 0
+    out = arguments.out or Path("dumps") / f"{datetime.now():%Y%m%d-%H%M%S}-{player.job.name}"
+    empty_directory(out)
     return _roll_out(player, arguments, out)
 
 
@@ -106,12 +106,17 @@ def _roll_out(player: Player, arguments: argparse.Namespace, out: Path) -> int:
     manifest, written = manifest_of(player.job), list[Manifest]()
 
     def keep(directory: Path) -> None:
-        finished = _dump(directory, out, manifest, tickets, progress.losses())
+        try:
+            finished = _dump(directory, out, manifest, tickets, progress.losses())
+        except (OSError, StoreCorrupt) as error:
+            raise PlayFailed(f"{out}: the dump could not be written: {error}") from None
         written.extend([] if finished is None else [finished])
 
     try:
         player.play(tickets, progress.say, told=progress.outcome, keep=keep)
     finally:
+        if not any(out.iterdir()):
+            out.rmdir()
         if written:
             print(msgspec.json.encode(written[0]).decode() if arguments.json else describe_dump(out, written[0]))
     if not written:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable
-from coordinator.commands.offline import prepare_offline, run_offline
+from coordinator.commands.offline import empty_directory, prepare_offline, run_offline
 from coordinator.commands.train import (
     DEMONSTRATIONS,
     check_resumable,
@@ -82,11 +82,11 @@ def _main(arguments: argparse.Namespace) -> int:
         return _with_data(settled(job), arguments.data, job_directory)
 
     job, affinity, placement = prepare_offline(arguments.job, arguments.overrides, ready)
-    out = _checked_out(arguments.out)
     demonstrations = _demonstrations(job)
     if arguments.dry_run:
         print(f"{describe(job, placement)}\n\n{demonstrations.describe()}")
         return 0
+    out = _made(arguments.out)
     with RunDirectory.create(arguments.runs, f"{job.name}-sft") as directory:
         directory.write_job(job)
         write_job_directory(directory, job_directory)
@@ -110,6 +110,7 @@ def _resume(path: Path, overrides: list[str], arguments: argparse.Namespace) -> 
         if arguments.dry_run:
             print(f"{describe(job, placement)}\n\n{demonstrations.describe()}")
             return 0
+        out = _made(arguments.out)
         directory.write_job(job)
         directory.rewind(checkpoint.version)
         launch = msgspec.structs.replace(
@@ -117,7 +118,7 @@ def _resume(path: Path, overrides: list[str], arguments: argparse.Namespace) -> 
             resume=checkpoint,
             resume_directory=Checkpoints(directory.checkpoints, 1).path(checkpoint.version),
         )
-        return _run(launch, directory, demonstrations, _checked_out(arguments.out))
+        return _run(launch, directory, demonstrations, out)
 
 
 def _with_data(job: Job, data: Path | None, job_directory: Path) -> Job:
@@ -135,10 +136,8 @@ def _demonstrations(job: Job) -> Demonstrations:
     return load_demonstrations(Path(str(job.sft.data)), job, check_policy(job))
 
 
-def _checked_out(out: Path | None) -> Path | None:
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise JobError(f"--out: {out} is there already and not an empty directory; name another one")
-    return None if out is None else out.absolute()
+def _made(out: Path | None) -> Path | None:
+    return None if out is None else empty_directory(out)
 
 
 def _launch(job: Job, placement: Placement, affinity: AffinityMap, job_directory: Path) -> Launch:

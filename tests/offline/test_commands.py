@@ -188,3 +188,6 @@ def test_rollout_refuses_impossible_counts_and_a_place_that_is_taken(
     assert refused(capsys).startswith("--trajectories: expected 1 or more")
     assert rollout.main([job_file(tmp_path), "rollout.engine=torch", "--out", str(tmp_path)]) == 2
     assert refused(capsys) == f"--out: {tmp_path} is there already and not an empty directory; name another one"
+    below = Path(job_file(tmp_path)) / "dump"  # below a file
+    assert rollout.main([job_file(tmp_path), "rollout.engine=torch", "--out", str(below)]) == 2
+    assert refused(capsys) == f"--out: {below} cannot be made: Not a directory"
