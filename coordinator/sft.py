@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,11 +88,11 @@ def select(trajectories: Sequence[Trajectory], settings: SftSettings) -> list[Tr
 def split(trajectories: Sequence[Trajectory], share: float, seed: int) -> tuple[list[Trajectory], list[Trajectory]]:
     """(trained on, held out): whole groups are held out at random until there are ``share`` of the trajectories; at
     least one group is trained on."""
-    groups = list(dict.fromkeys(trajectory.group for trajectory in trajectories))
+    sizes = Counter(trajectory.group for trajectory in trajectories)
+    groups = list(sizes)
     wanted, held, count = round(share * len(trajectories)), set[int](), 0
     if share and len(groups) > 1:
         wanted = max(wanted, 1)
-    sizes = {group: sum(trajectory.group == group for trajectory in trajectories) for group in groups}
     for index in np.random.default_rng([seed, 0]).permutation(len(groups))[:-1]:
         if count >= wanted:
             break
