@@ -130,11 +130,16 @@ def _record(trajectory: Trajectory) -> bytes:
 
 
 def write_records(path: Path, trajectories: Iterable[Trajectory]) -> int:
-    """Write a file of its own, synced; returns its size. A ``TrajectoryStore`` can start from it."""
-    with path.open("wb") as file:
-        size = sum(file.write(_record(trajectory)) for trajectory in trajectories)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a file of its own, synced; returns its size. A ``TrajectoryStore`` can start from it. Raises ``OSError``,
+    and leaves no part of it to keep a full disk full."""
+    try:
+        with path.open("wb") as file:
+            size = sum(file.write(_record(trajectory)) for trajectory in trajectories)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return size
 
 

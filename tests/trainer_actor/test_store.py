@@ -184,3 +184,9 @@ def test_a_full_disk_keeps_a_store_from_being_rewritten_and_nothing_else(
     assert tickets(store) == ["a", "c"]
     assert [held.ticket for held, _ in read_records(path)] == ["a", "b", "c"]
     assert os.listdir(tmp_path) == ["log"]
+
+
+def test_records_that_do_not_fit_on_a_full_disk_leave_no_part_of_a_file(tmp_path: Path) -> None:
+    with files_up_to(100), pytest.raises(OSError, match="File too large"):
+        write_records(tmp_path / "log", [trajectory("a"), trajectory("b")])
+    assert os.listdir(tmp_path) == []
