@@ -10,7 +10,7 @@ import pytest
 from actors.env.calculator import CannotCompute, compute
 from actors.env.framing import ChatFraming
 from actors.env.protocol import Observation, evaluation_task, training_task
-from actors.env.reasoning import Question, WithCalculator
+from actors.env.reasoning import Question, WithCalculator, answer_in
 from actors.env.recorder import TrajectoryRecorder
 from actors.env.splits import HELD_OUT_SHARE, OneSided, draws, on_the_right_side
 from actors.env.tokenizers import HuggingFaceTokenizer
@@ -41,6 +41,21 @@ def test_the_right_sum_is_rewarded_in_full_and_a_wrong_one_not_at_all() -> None:
     wrong = environment.step(str(answer + 1000))
     assert (wrong.success, wrong.terminated) == (False, True)
     assert wrong.observation == Observation(f"Wrong: {answer}.")
+
+
+@pytest.mark.parametrize(
+    ("reply", "number"),
+    [
+        ("The answer is 75.", "75"),
+        ("75, I think", "75"),
+        ("3, 4, then -7,", "-7"),
+        ("1,234,567", "1,234,567"),
+        ("about 0.5", "0.5"),
+        (" none \n", "none"),
+    ],
+)
+def test_the_answer_is_the_last_number_without_what_follows_it(reply: str, number: str) -> None:
+    assert answer_in(reply) == number
 
 
 def test_a_task_poses_the_same_question_in_every_instance() -> None:
