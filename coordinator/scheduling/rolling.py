@@ -141,13 +141,13 @@ class RollingScheduler:
     def _add_member(self, group: Group) -> None:
         ticket = self._ticket(group)
         self.ledger.admit(ticket)
+        self._next_ticket += 1  # after the journal has it: a number that is skipped there would be given twice
         group.missing.add(ticket.id)
         self._group_of[ticket.id] = group.index
         self.to_start.append(ticket)
 
     def _ticket(self, group: Group) -> Ticket:
         number = self._next_ticket
-        self._next_ticket += 1
         seed = int(np.random.default_rng([self.rules.seed, number]).integers(2**31))
         return Ticket(f"t{number}", group.index, group.task, "train", self.rules.temperature, seed)
 

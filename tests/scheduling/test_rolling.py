@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
 
 from actors.env.messages import Outcome, Ticket
+from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import MEMBER_RETRIES, RollingScheduler, SchedulerState
-from tests.scheduling.support import lost, rules, scheduler, started, store_all, stored
+from tests.scheduling.support import Written, lost, rules, scheduler, started, store_all, stored
 
 
 def groups_of(tickets: list[Ticket]) -> list[int]:
@@ -44,6 +46,25 @@ def test_nothing_is_admitted_before_it_opens_or_after_it_closes() -> None:
 def test_tickets_are_unique_and_every_trajectory_has_a_seed_of_its_own() -> None:
     tickets = started(scheduler(alpha=4, groups=4, size=8))
     assert len({ticket.id for ticket in tickets}) == len({ticket.seed for ticket in tickets}) == 160
+
+
+def test_a_ticket_that_the_journal_could_not_take_leaves_no_gap_in_the_names() -> None:
+    """On a resume the next name follows from the number of admissions in the journal."""
+
+    class FullOnce(Written):
+        full = True
+
+        def write(self, events: Sequence[Event]) -> None:
+            if self.full and self.events:
+                self.full = False
+                raise OSError("no space")
+            super().write(events)
+
+    made = RollingScheduler(rules(), Ledger(FullOnce()))
+    with pytest.raises(OSError, match="no space"):
+        made.open()
+    made.set_rules(rules())
+    assert [ticket.id for ticket in started(made)][:3] == ["t0", "t1", "t2"]
 
 
 def test_the_same_seed_gives_the_same_tickets() -> None:
