@@ -22,9 +22,11 @@ class Interrupted(Exception):
 class Interruption:
     """Create inside a running event loop."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, says: str = INTERRUPTED) -> None:
+        """``says``: what people are told, of Ctrl-C."""
         self.asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._progress = progress
+        self._says = says
         self._signalled = False
 
     def listen(self) -> None:
@@ -44,6 +46,6 @@ class Interruption:
 
     def _interrupt(self, number: signal.Signals) -> None:
         who = "Ctrl-C" if number == signal.SIGINT else number.name
-        self._progress.interrupted(INTERRUPTED.replace("Ctrl-C:", f"{who}:"))
+        self._progress.interrupted(self._says.replace("Ctrl-C:", f"{who}:"))
         if not self.asked.done():
             self.asked.set_result(None)

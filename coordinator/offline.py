@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from actors.core import Actor, Node, Ref, handler
 from actors.telemetry import SpansTaken
 from actors.trainer.messages import GetWeights, SaveCheckpoint, Saved, Weights
 from bus.message import BusError, RemoteError
+from coordinator.books import rules_of
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
+from coordinator.interruption import Interruption
 from coordinator.job import Job
 from coordinator.messages import Announce, Announced, RoleFailed
 from coordinator.observe.progress import Progress
@@ -31,12 +30,14 @@ from coordinator.pipeline import SAVE_TIMEOUT_S
 from coordinator.roles import RoleContext, start_trainer
 from coordinator.run import CONTROL, Launch, policy_directory
 from coordinator.scheduling.ledger import Ledger
-from coordinator.scheduling.rolling import RollingScheduler, Rules
+from coordinator.scheduling.rolling import RollingScheduler
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
-INTERRUPTED = "the step under way is finished, then a checkpoint is written (Ctrl-C again stops at once, without one)"
+INTERRUPTED = (
+    "Ctrl-C: the step under way is finished, then a checkpoint is written (Ctrl-C again stops at once, without one)"
+)
 
 
 class Lead(Actor):
@@ -71,7 +72,8 @@ class OfflineRun:
     def __init__(
         self, launch: Launch, directory: RunDirectory, progress: Progress, *, finishes_steps: bool = True
     ) -> None:
-        """``finishes_steps``: whether an interruption lets what is under way come to its end."""
+        """``finishes_steps``: whether an interruption lets what is under way come to its end. To be called inside a
+        running event loop."""
         self.job: Job = launch.job
         self.directory = directory
         self.progress = progress
@@ -87,10 +89,9 @@ class OfflineRun:
         self._saved_version = self.version
         self._node: Node | None = None
         self._trainer: Ref | None = None
-        self._failure: asyncio.Future[BaseException] | None = None
-        self._stopping: asyncio.Event = asyncio.Event()
+        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._interruption = Interruption(progress, INTERRUPTED)
         self._finishes_steps = finishes_steps
-        self._signalled = False
 
     # ---- for programs --------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class OfflineRun:
         every = self.job.checkpoint.every
         if every and version % every == 0:
             await self.checkpoint()
-        if self._stopping.is_set():
+        if self._interruption.asked.done():
             raise Stopped
 
     async def checkpoint(self) -> Path:
@@ -125,24 +126,14 @@ class OfflineRun:
 
     def _state(self) -> RunCheckpoint:
         """What a whole run would keep, had it trained on this: ``bin/eval`` and ``bin/play`` read it."""
-        job = self.job
-        rules = Rules(
-            job.train.groups_per_step,
-            job.train.group_size,
-            job.scheduling.alpha,
-            job.scheduling.redundant_groups,
-            job.rollout.temperature,
-            job.seed,
-        )
-        state = RollingScheduler(rules, Ledger()).state()
+        state = RollingScheduler(rules_of(self.job), Ledger()).state()
         return RunCheckpoint(FORMAT, self.version, state, None, self.recorder.elapsed_s)
 
     # ---- from start to end ---------------------------------------------------------------------------------------
 
     async def run(self, program: Callable[[OfflineRun], Awaitable[str]]) -> int:
         """Exit status: 0 done, 1 failed, 130 interrupted. ``program`` returns how it ended."""
-        self._failure = asyncio.get_running_loop().create_future()
-        self._listen_for_signals()
+        self._interruption.listen()
         status, outcome = 1, "failed"
         try:
             async with Node(CONTROL) as node:
@@ -192,12 +183,11 @@ class OfflineRun:
             host=launch.host,
             key_file=launch.key_file,
         )
-        stopping = asyncio.create_task(self._stopping.wait())
+        asked = self._interruption.asked
         with self.progress.phase(f"starting the trainer ({launch.job.train.backend})"):
             starting = asyncio.create_task(self._trainer_up(context, lead))
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if self._stopping.is_set():
+            await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return False
@@ -212,15 +202,12 @@ class OfflineRun:
 
     async def _race(self, answer: Awaitable[R]) -> R:
         """The answer, unless the trainer fails first. Raises ``Stopped`` where an interruption does not wait for it."""
-        if self._failure is None:
-            raise RuntimeError("the run has not begun")
         asked = asyncio.ensure_future(answer)
-        stopping = asyncio.create_task(self._stopping.wait())
         waiting: set[asyncio.Future[Any]] = {asked, self._failure}
+        if not self._finishes_steps:
+            waiting.add(self._interruption.asked)
         try:
-            await asyncio.wait(
-                waiting if self._finishes_steps else {*waiting, stopping}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if asked.done():
                 return asked.result()
             if self._failure.done():
@@ -228,10 +215,9 @@ class OfflineRun:
             raise Stopped
         finally:
             asked.cancel()
-            stopping.cancel()
 
     def _fail(self, error: BaseException) -> None:
-        if self._failure is not None and not self._failure.done():
+        if not self._failure.done():
             self._failure.set_result(error)
 
     def _failed(self, error: Exception) -> str:
@@ -239,25 +225,3 @@ class OfflineRun:
         reason = " ".join(str(error).split()) or repr(error)
         log.error("%s", reason)
         return f"failed: {reason}"
-
-    # ---- signals -------------------------------------------------------------------------------------------------
-
-    def _listen_for_signals(self) -> None:
-        """For good, as in a whole run: also while this process winds up."""
-        loop = asyncio.get_running_loop()
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            if self._signalled:  # the second one insists
-                self.progress.close()
-                os._exit(130)
-            self._signalled = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
-                loop.call_soon_threadsafe(self._interrupted, signal.Signals(number))
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, on_signal)
-
-    def _interrupted(self, number: signal.Signals) -> None:
-        who = "Ctrl-C" if number == signal.SIGINT else number.name
-        self._stopping.set()
-        self.progress.interrupted(f"{who}: {INTERRUPTED}")
