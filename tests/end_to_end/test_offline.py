@@ -150,13 +150,16 @@ def test_imitation_without_usable_data_is_one_line(tmp_path: Path, capsys: pytes
     job = job_file(tmp_path)
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    usable = tmp_path / "usable.jsonl"
+    messages = [{"role": "user", "content": "task 1?"}, {"role": "assistant", "content": "y"}]
+    usable.write_text(json.dumps({"messages": messages}) + "\n")
     nowhere = tmp_path / "nowhere"
     cases = {
         (): "sft.data: expected demonstrations (or --data)",
         ("--data", str(nowhere)): f"sft.data: {nowhere}: no such file or directory",
         ("--data", str(chats)): f"sft.data: {chats}, line 1: expected (system,) user",
         ("--data", str(tmp_path)): f"{tmp_path}/dump.json: No such file or directory",
-        ("--data", str(chats), "--out", str(tmp_path)): f"--out: {tmp_path} is there already",
+        ("--data", str(usable), "--out", str(tmp_path)): f"--out: {tmp_path} is there already",
     }
     for words, expected in cases.items():
         assert sft.main([job, *words, "--runs", str(tmp_path / "runs")]) == 2
