@@ -58,8 +58,9 @@ def paired(before: Path, after: Path) -> list[tuple[dict[str, Any], dict[str, An
     if first.keys() != second.keys():
         raise ValueError(f"{before} and {after} are of different tasks: evaluate as many episodes of the same job")
     for ticket, episode in first.items():
-        if question(episode) != question(second[ticket]):
-            raise ValueError(f"{ticket}: {before} asks {question(episode)!r}, {after} {question(second[ticket])!r}")
+        asked = question(episode), question(second[ticket])
+        if all(asked) and asked[0] != asked[1]:  # one that was lost before it began asks nothing
+            raise ValueError(f"{ticket}: {before} asks {asked[0]!r}, {after} {asked[1]!r}")
     return [(first[ticket], second[ticket]) for ticket in first]
 
 
@@ -70,7 +71,7 @@ def gain(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]
     half = Z * statistics.stdev(differences) / math.sqrt(len(differences))
     return {
         "episodes": len(pairs),
-        "questions": len({question(before) for before, _ in pairs}),
+        "questions": len({question(before) or question(after) for before, after in pairs}),
         "before": statistics.fmean(float(before["success"]) for before, _ in pairs),
         "after": statistics.fmean(float(after["success"]) for _, after in pairs),
         "gain": mean,

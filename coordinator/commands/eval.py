@@ -66,10 +66,14 @@ def main(argv: list[str] | None = None) -> int:
     except (PlayFailed, Interrupted) as error:
         print(f"error: {error}", file=sys.stderr)
         return 130 if isinstance(error, Interrupted) else 1
-    if arguments.save is not None:
-        arguments.save.write_bytes(b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in outcomes))
     figures = summarise(run.version, outcomes)
     print(json.dumps(figures) if arguments.json else describe(figures))
+    if arguments.save is not None:
+        try:
+            arguments.save.write_bytes(b"".join(msgspec.json.encode(outcome) + b"\n" for outcome in outcomes))
+        except OSError as error:
+            print(f"error: --save: {arguments.save}: {error.strerror}", file=sys.stderr)
+            return 1
     return 0
 
 

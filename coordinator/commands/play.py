@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
     result.add_argument("--task", type=int, default=0, help="which held-out task (default: 0)")
-    result.add_argument("--version", default="best", help="checkpoint: best (default), latest or a version")
+    result.add_argument("--version", default="best", help="checkpoint: best (default), latest or a version (0: before)")
     result.add_argument("--sample", action="store_true", help="sample at the training temperature instead of greedily")
     result.add_argument("--delay", type=float, default=0.4, help="seconds between turns on a terminal (default: 0.4)")
     return result

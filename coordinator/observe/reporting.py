@@ -6,6 +6,7 @@ as that takes, and keep the memory. At most one such process is at work, and it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,7 +51,8 @@ class ReportWriter:
         """Write the report for the last time, here. Raises ``OSError``."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(END_TIMEOUT_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel: it dies when that lets go
+                self._process.wait(END_TIMEOUT_S)
             self._process = None
         write_report(self._run, status=status)
 
