@@ -189,6 +189,7 @@ def test_it_learns_on_fresh_trajectories_alone_with_its_facts_in_zookeeper(tmp_p
 
 def test_it_learns_with_two_megatron_ranks_older_versions_and_two_zookeepers(tmp_path: Path) -> None:
     parts = ["scheduling.alpha=4", "train.backend=megatron", "train.tensor_parallel=2"]
+    parts += ["train.learning_rate=2.5e-4", "train.steps=120"]  # every batch is four versions old: smaller steps
     with zookeeper_servers(count=2) as addresses:
         learn_with_stores(tmp_path, addresses, *parts)
     run = Run.latest(tmp_path)
