@@ -85,6 +85,11 @@ def slope(seconds: Sequence[float], values: Sequence[float]) -> tuple[float, flo
     return gradient, (1.96 + 2.4 / free) * math.sqrt(square / free / spread)  # the t distribution, nearly
 
 
+def lasting(series: Series, warm_up_s: float) -> bool:
+    """Whether there is something to judge: not of a process that came and went before."""
+    return bool(series.seconds) and series.seconds[-1] >= warm_up_s
+
+
 def judge(series: Series, warm_up_s: float) -> Verdict:
     """Whether it grows."""
     kept = [(second, value) for second, value in zip(series.seconds, series.values, strict=True) if second >= warm_up_s]
@@ -117,10 +122,14 @@ def processes(control: int) -> dict[str, int]:
 
 
 def _name(pid: int) -> str:
+    """What a child was told to be, or the module that it runs: one that comes and goes keeps its name."""
     with contextlib.suppress(OSError, ValueError):
-        for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        for word in words:
             if word.startswith(b'{"name"'):
                 return str(json.loads(word)["name"])
+        if b"-m" in words[:-1]:
+            return words[words.index(b"-m") + 1].decode().rpartition(".")[2]
     return f"process {pid}"
 
 
@@ -251,7 +260,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="rollart-soak-") as directory:
         series, steps, left = soak(arguments.minutes, arguments.every, arguments.engine, Path(directory))
-    verdicts = [judge(one, arguments.minutes * 60 * WARM_UP) for one in series]
+    warm_up_s = arguments.minutes * 60 * WARM_UP
+    verdicts = [judge(one, warm_up_s) for one in series if one.name.startswith("control") or lasting(one, warm_up_s)]
     flat = all(verdict.flat for verdict in verdicts) and not left
     if arguments.json:
         facts = {"minutes": arguments.minutes, "engine": arguments.engine, "steps": steps, "left": left, "flat": flat}

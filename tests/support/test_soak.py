@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from benchmarks.soak import Series, judge, slope
+from benchmarks.soak import Series, judge, lasting, slope
 
 EVERY_S = 30.0
 SAMPLES = 120  # an hour
@@ -61,3 +61,8 @@ def test_a_warm_up_is_left_out() -> None:
     verdict = judge(Series("x", "MB", made.seconds, warm), 900.0)
     assert verdict.flat
     assert verdict.first == pytest.approx(900.0, abs=5.0)
+
+
+def test_a_process_that_went_before_the_warm_up_was_over_is_not_judged() -> None:
+    assert not lasting(Series("reporting PSS", "MB", [30.0, 60.0], [90.0, 91.0]), warm_up_s=900.0)
+    assert lasting(Series("reporting PSS", "MB", [30.0, 960.0], [90.0, 91.0]), warm_up_s=900.0)
