@@ -97,8 +97,13 @@ class Storm:
                     continue
                 self.acknowledged |= self._stored()
                 self._wait_for_moment(moment)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:  # it has just ended, as when a recovery starts everything again
+                    if victim == "control":
+                        raise
+                    continue
                 left.pop()
-                os.kill(pid, signal.SIGKILL)
                 self.hits[f"{victim}, {moment}"] += 1
             self._wait_for_a_step(command, steps)
         except (TookTooLong, ProcessLookupError):
