@@ -224,12 +224,12 @@ async def proxied(directory: Path) -> None:
             asker.open = True
             asker.idle.clear()
             await asker.more()
-            await asker.answered.wait()
+            await asyncio.wait_for(asker.answered.wait(), START_TIMEOUT_S)
             before, start = asker.tokens, time.perf_counter()
             await asyncio.sleep(WINDOW_S)
             rate = (asker.tokens - before) / (time.perf_counter() - start)
             asker.open = False
-            await asker.idle.wait()
+            await asyncio.wait_for(asker.idle.wait(), START_TIMEOUT_S)
             _tell(rate)
 
 
