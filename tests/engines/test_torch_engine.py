@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from actors.proxy.engines import make_engine, torch_engine
 from actors.proxy.engines.protocol import GenerateRequest
+from actors.proxy.engines.torch_attention import StepPlan
 from actors.proxy.engines.torch_engine import TorchEngine
 from tests.engines.reference import VOCABULARY, Reference, finish, prompt, write_tiny_policy
 
@@ -55,6 +57,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
+    },
+    "llama with biases": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": False,
+    },
+    "qwen3 with biases": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "a structure that the decoder does not know": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 16,
+        "tie_word_embeddings": False,
     },
     "llama with a head for each query": {
         "architectures": ["LlamaForCausalLM"],
@@ -132,10 +153,19 @@ def test_a_turn_computes_only_what_it_added(tmp_path: Path) -> None:
 def computed_tokens(engine: TorchEngine) -> list[int]:
     """From now on: how many tokens each forward pass computes."""
     computed: list[int] = []
-    engine._model.register_forward_pre_hook(
-        lambda module, args, kwargs: computed.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    watch(engine, lambda plan, keep: computed.append(plan.tokens.numel()))
     return computed
+
+
+def watch(engine: TorchEngine, see: Callable[[StepPlan, torch.Tensor], None]) -> None:
+    """Show each forward pass's plan and the places whose logits it returns."""
+    run = engine._run
+
+    def watched(plan: StepPlan, keep: torch.Tensor) -> torch.Tensor:
+        see(plan, keep)
+        return run(plan, keep)
+
+    engine._run = watched
 
 
 def test_what_requests_begin_with_is_computed_once(tmp_path: Path) -> None:
@@ -197,7 +227,7 @@ def test_the_head_sees_one_place_a_row(tmp_path: Path) -> None:
     policy_dir = write_tiny_policy(tmp_path, tied=True)
     engine = started(policy_dir, Reference(policy_dir, versions=(0,)))
     seen: list[int] = []
-    engine._model.lm_head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    watch(engine, lambda plan, keep: seen.append(len(keep)))
     for i in range(3):
         engine.add(GenerateRequest(f"r{i}", f"t{i}", prompt(20 + 30 * i, i), 2))
     finish(engine)
@@ -224,7 +254,7 @@ def test_bfloat16_runs_in_bfloat16_and_stays_near_float32(tmp_path: Path) -> Non
     reference = Reference(policy_dir, versions=(0,), scale=0.05)
     engine = TorchEngine(policy_dir, max_sequences=2, max_model_len=64, dtype="bfloat16")
     engine.load_weights(0, reference.weights(0))
-    assert engine._model.dtype == torch.bfloat16
+    assert {parameter.dtype for parameter in engine._parameters.values()} == {torch.bfloat16}
     request = GenerateRequest("r", "t", prompt(30), 8, seed=1)
     engine.add(request)
     answer = finish(engine)["r"]

@@ -27,22 +27,23 @@ LENGTH_BUCKETS = (256, 1024, 4096, 16384)
 
 
 class KvStore:
-    """Keys and values of ``slots`` rows: per layer and kind ``[slots, kv_heads, max_len, head_dim]``."""
+    """Keys and values of ``slots`` rows: ``layers[i]`` is ``[2 * slots, kv_heads, max_len, head_dim]``, all keys, then
+    all values."""
 
     def __init__(self, config: Any, slots: int, max_len: int, dtype: torch.dtype, device: torch.device) -> None:
         self.heads, self.head_dim = kv_geometry(config)
         self.max_len = max_len
-        self._shape = (slots, self.heads, max_len, self.head_dim)
-        self._layers = int(config.num_hidden_layers)
-        self._both = _zeroed((2, self._layers, *self._shape), dtype, device)
-        self.keys, self.values = list(self._both[0]), list(self._both[1])
+        self.slots = slots
+        layers = int(config.num_hidden_layers)
+        self._all = _zeroed((layers, 2, slots, self.heads, max_len, self.head_dim), dtype, device)
+        self.layers = [layer.flatten(0, 1) for layer in self._all]
         self._used = np.zeros(slots, dtype=np.int64)  # tokens of each slot that were ever written
 
     def reset(self) -> None:
         """Forget everything. Zeroed, because a masked key's weight of 0 times a NaN left in memory is NaN; but only
         what was written: fresh memory would have to be mapped, and zeroed by the kernel, all over again."""
         for slot in np.flatnonzero(self._used).tolist():
-            self._both[:, :, slot, :, : int(self._used[slot])] = 0
+            self._all[:, :, slot, :, : int(self._used[slot])] = 0
         self._used[:] = 0
 
     def written(self, slots: np.ndarray, ends: np.ndarray) -> None:
@@ -51,14 +52,14 @@ class KvStore:
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Give a slot the first ``count`` keys and values of another."""
-        self._both[:, :, target, :, :count] = self._both[:, :, source, :, :count]
+        self._all[:, :, target, :, :count] = self._all[:, :, source, :, :count]
         self._used[target] = max(int(self._used[target]), count)
 
     def release(self) -> None:
         """Give the memory back; nothing can be stored any more."""
-        self._both = torch.empty(0)
+        self._all = torch.empty(0)
         self._used[:] = 0
-        self.keys, self.values = [], []
+        self.layers = []
 
 
 def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -93,7 +94,7 @@ class RowWork:
 
 @dataclass
 class _Group:
-    slots: torch.Tensor  # int64 [b]
+    both: torch.Tensor  # int64 [2 * b]; where the rows' keys are in the store, then their values
     length: int  # longest used length in the group
     gather: torch.Tensor | None  # int64 [b * T] packed index of each padded place; None where they coincide
     scatter: torch.Tensor | None  # int64 [n] padded place of each of the group's packed tokens
@@ -103,15 +104,15 @@ class _Group:
     positions: torch.Tensor  # int64 [b, T]; position of each query, 0 in the padding (so that it sees something)
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, dtype: torch.dtype, repeats: int) -> torch.Tensor:
-        """Additive mask ``[b, 1, repeats * T, length]``, made once a step and kind of layer."""
+    def mask(self, window: int | None, dtype: torch.dtype, heads: int, repeats: int) -> torch.Tensor:
+        """Additive mask ``[b, heads, repeats * T, length]``, made once a step and kind of layer."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             hidden = keys > self.positions[..., None]
             if window is not None:
                 hidden |= keys <= self.positions[..., None] - window
             mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self.masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None].repeat(1, 1, repeats, 1)
+            self.masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None].repeat(1, heads, repeats, 1)
         return self.masks[window]
 
 
@@ -130,10 +131,11 @@ class StepPlan:
         offsets = ends - counts
         positions = np.arange(ends[-1]) + np.repeat(starts - offsets, counts)
         heads = np.arange(store.heads)
-        places = (np.repeat(slots, counts)[:, None] * store.heads + heads) * store.max_len + positions[:, None]
+        slot_of = np.repeat(slots, counts)[:, None, None] + np.array([[[0], [store.slots]]])  # of keys, of values
+        places = (slot_of * store.heads + heads) * store.max_len + positions[:, None, None]
         self._device = device
-        self.tokens = self._tensor(np.concatenate([row.tokens for row in ordered]))[None]
-        self.positions = self._tensor(positions)[None]
+        self.tokens = self._tensor(np.concatenate([row.tokens for row in ordered]))
+        self.positions = self._tensor(positions)
         self.last = ends - 1  # packed index of each ordered row's last new token
         self._places = self._tensor(places.reshape(-1))
         self._groups: list[_Group] = []
@@ -156,7 +158,7 @@ class StepPlan:
         gather = np.where(real, offsets[:, None] + places, offsets[:, None])
         padded = not bool(real.all())
         return _Group(
-            slots=self._tensor(slots),
+            both=self._tensor(np.concatenate((slots, slots + self.store.slots))),
             length=int((starts + counts).max()),
             gather=self._tensor(gather.reshape(-1)) if padded else None,
             scatter=self._tensor(np.flatnonzero(real)) if padded else None,
@@ -170,17 +172,14 @@ class StepPlan:
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        new: torch.Tensor,
         *,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """``query`` [N, heads, D], ``key`` and ``value`` [N, kv_heads, D] -> [N, heads, D]."""
-        store = self.store
-        size = store.head_dim
-        for cache, new in ((store.keys[layer], key), (store.values[layer], value)):
-            cache.view(-1, size).index_copy_(0, self._places, new.reshape(-1, size))
+        """``query`` [N, heads, D], ``new`` [N, 2, kv_heads, D] (keys, values) -> [N, heads, D]."""
+        size = self.store.head_dim
+        self.store.layers[layer].view(-1, size).index_copy_(0, self._places, new.reshape(-1, size))
         if len(self._groups) == 1 and self._groups[0].gather is None:
             return self._attend(self._groups[0], layer, query, scale, window)
         result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -196,20 +195,16 @@ class StepPlan:
         store, rows, width = self.store, group.rows, group.width
         heads, size = query.shape[1:]
         kv_heads, repeats = store.heads, heads // store.heads
-        keys = store.keys[layer][:, :, : group.length].index_select(0, group.slots)
-        values = store.values[layer][:, :, : group.length].index_select(0, group.slots)
-        mask = group.mask(window, query.dtype, repeats)
+        both = store.layers[layer][:, :, : group.length].index_select(0, group.both)
         if width == 1 and query.dtype == torch.float32 and query.device.type == "cpu":
             # One token a row: there the fused kernel costs more than its parts.
-            flat = (rows * kv_heads, repeats, group.length)
-            scores = torch.baddbmm(
-                mask.expand(rows, kv_heads, *flat[1:]).reshape(flat),
-                query.reshape(rows * kv_heads, repeats, size),
-                keys.view(rows * kv_heads, group.length, size).transpose(1, 2),
-                alpha=scale,
-            )
-            weights = scores.softmax(-1)
-            return torch.bmm(weights, values.view(rows * kv_heads, group.length, size)).view(rows, heads, size)
+            keys, values = both.view(2, rows * kv_heads, group.length, size)
+            mask = group.mask(window, query.dtype, kv_heads, repeats).view(rows * kv_heads, repeats, group.length)
+            queries = query.reshape(rows * kv_heads, repeats, size)
+            scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
+            return torch.bmm(scores.softmax(-1), values).view(rows, heads, size)
+        keys, values = both.chunk(2)
+        mask = group.mask(window, query.dtype, 1, repeats)
         part = query.reshape(rows, width, kv_heads, repeats, size).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             part.reshape(rows, kv_heads, repeats * width, size), keys, values, attn_mask=mask, scale=scale
@@ -242,7 +237,7 @@ def attend(
         raise NotImplementedError("the torch engine does not run attention with soft caps or sinks; use engine=vllm")
     layer: int = module.layer_idx  # type: ignore[assignment]
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    out = plan.attend(layer, query, key, value, scale=scaling, window=sliding_window)
+    out = plan.attend(layer, query, torch.stack((key, value), 1), scale=scaling, window=sliding_window)
     return out[None], None
 
 

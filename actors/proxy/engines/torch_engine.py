@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
+from actors.proxy.engines.torch_decoder import forward_of
 from actors.proxy.engines.torch_sampling import RowSampling, Sampler
 from actors.proxy.engines.torch_slots import SlotTable
 from actors.proxy.engines.torch_weights import gather, policy_dtype, tensor_digest
@@ -81,7 +82,9 @@ class TorchEngine:
         config = AutoConfig.from_pretrained(policy_dir, local_files_only=True)
         precision = getattr(torch, dtype or policy_dtype(policy_dir))
         model = AutoModelForCausalLM.from_config(config, dtype=precision, attn_implementation=IMPLEMENTATION)
-        self._model = model.to(self._device).eval().requires_grad_(False)
+        model = model.to(self._device).eval().requires_grad_(False)
+        self._run = forward_of(model)
+        self._parameters = dict(model.named_parameters())
         slot_bytes = max_model_len * kv_bytes_per_token(config, precision)
         slots = 2 * max_sequences
         if kv_cache_bytes is not None:
@@ -147,10 +150,10 @@ class TorchEngine:
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         self._version = None
-        targets = dict(self._model.named_parameters())
         digests = {}
-        for name, tensor in gather(version, tensors, {name: target.shape for name, target in targets.items()}):
-            targets[name].copy_(tensor)
+        shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
+        for name, tensor in gather(version, tensors, shapes):
+            self._parameters[name].copy_(tensor)
             digests[name] = tensor_digest(tensor)
         self._forget_all()
         self._version = version
@@ -228,15 +231,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _forward(self, plan: StepPlan, keep: np.ndarray) -> torch.Tensor:
         """Logits [len(keep), V] at those packed places; fills the slots."""
-        output = self._model(
-            input_ids=plan.tokens,
-            position_ids=plan.positions,
-            logits_to_keep=torch.from_numpy(keep).to(self._device),
-            use_cache=False,
-            plan=plan,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._run(plan, torch.from_numpy(keep).to(self._device))
 
     def _sample(self, rows: list[_Row], logits: torch.Tensor, version: int) -> list[Completion]:
         how = [
