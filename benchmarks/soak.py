@@ -7,7 +7,8 @@
 The job is the quick start without a target or a last step: it goes on learning, evaluating, checkpointing and swapping
 weights. It is watched from outside, in /proc. After a warm-up (a quarter of the time) a line is fitted to every series;
 one *grows* if the 95% interval of its slope lies above zero and the growth it stands for is more than ``TOLERANCE`` an
-hour; else it is *flat*. Memory is PSS: what is shared is counted once. Exit status 1: something grows.
+hour; else it is *flat*. Memory is what is resident, and of that what no file backs: the share of common libraries that
+PSS counts would change with whatever else the machine runs. Exit status 1: something grows.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _figures(pid: int) -> Iterator[tuple[str, str, float]]:
     """What one process takes: (what, unit, value)."""
     memory = dict(_lines(Path(f"/proc/{pid}/smaps_rollup")))
     status = dict(_lines(Path(f"/proc/{pid}/status")))
-    yield "PSS", "MB", float(memory["Pss"].split()[0]) / 1024
+    yield "anonymous", "MB", float(memory["Anonymous"].split()[0]) / 1024
     yield "RSS", "MB", float(memory["Rss"].split()[0]) / 1024
     yield "threads", "threads", float(status["Threads"])
     yield "descriptors", "descriptors", float(len(os.listdir(f"/proc/{pid}/fd")))
@@ -177,9 +178,9 @@ def look(run: Watched) -> Iterator[tuple[str, str, float]]:
     for name, pid in processes(run.process.pid).items():
         with contextlib.suppress(OSError, KeyError):  # it has just ended
             for what, unit, value in list(_figures(pid)):
-                total += value if what == "PSS" else 0.0
+                total += value if what == "anonymous" else 0.0
                 yield f"{name} {what}", unit, value
-    yield "all PSS", "MB", total
+    yield "all anonymous", "MB", total
     yield "temporary files", "files", float(sum(path.is_file() for path in run.temporary.rglob("*")))
     yield "shared memory", "files", float(len(_shared_memory() - run.shared_before))
 

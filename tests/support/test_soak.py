@@ -17,7 +17,7 @@ def series(unit: str, *, an_hour: float, noise: float, start: float = 500.0) -> 
     noise_of = random.Random(5)
     seconds = [EVERY_S * index for index in range(SAMPLES)]
     values = [start + an_hour * second / 3600 + noise_of.gauss(0.0, noise) for second in seconds]
-    return Series("engine-0 PSS", unit, seconds, values)
+    return Series("engine-0 anonymous", unit, seconds, values)
 
 
 def test_a_slope_without_noise_is_exact() -> None:
@@ -64,5 +64,5 @@ def test_a_warm_up_is_left_out() -> None:
 
 
 def test_a_process_that_went_before_the_warm_up_was_over_is_not_judged() -> None:
-    assert not lasting(Series("reporting PSS", "MB", [30.0, 60.0], [90.0, 91.0]), warm_up_s=900.0)
-    assert lasting(Series("reporting PSS", "MB", [30.0, 960.0], [90.0, 91.0]), warm_up_s=900.0)
+    assert not lasting(Series("reporting anonymous", "MB", [30.0, 60.0], [90.0, 91.0]), warm_up_s=900.0)
+    assert lasting(Series("reporting anonymous", "MB", [30.0, 960.0], [90.0, 91.0]), warm_up_s=900.0)
