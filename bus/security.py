@@ -1,61 +1,89 @@
-"""CURVE keys of a cluster: one key file joins every node of a job, and nothing plain listens beyond loopback.
+"""What a node does with its keys: nothing plain listens beyond loopback, and a key file that changes is read again.
 
-The file holds one key pair that all nodes share: whoever has it can join, and nobody else can even connect, since a
-CURVE client must know the server's public key. Keep it at mode 0600.
+One key file joins every node of a job; what it holds, and how keys are listed and rotated, is in ``bus.keyring``. Who
+is let in is decided in ``bus.authentication``.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import zmq
 
+from bus import keyring
+from bus.keyring import KeyFile, Pair, Ring, SecurityError
 
-class ClusterKey(msgspec.Struct, frozen=True):
-    """A CURVE key pair, Z85-encoded."""
+__all__ = ["ClusterKey", "SecurityError", "check_exposure", "check_name", "is_loopback", "make_key", "read_key"]
 
-    public: str
-    secret: str
+log = logging.getLogger(__name__)
+
+RETIRED_GRACE_S = 30.0
+"""Connections that a retired key has opened before are heard for this long after it: clocks differ, and what is on its
+way arrives."""
 
 
-class SecurityError(RuntimeError):
-    """A set-up that would expose a node; the message says what to change."""
+class ClusterKey:
+    """The key file of a node, as it is at the moment."""
+
+    def __init__(self, path: Path, content: KeyFile, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.content = content
+        self._clock = clock
+        self._seen = _stamp(path)
+
+    def refresh(self) -> bool:
+        """Read the file again if it has changed; True if it has. One that is no good is logged and left aside."""
+        stamp = _stamp(self.path)
+        if stamp == self._seen or stamp is None:
+            return False
+        self._seen = stamp
+        try:
+            self.content = keyring.load(self.path)
+        except SecurityError as error:
+            log.error("the key file has changed, and is no good: going on with the keys from before: %s", error)
+            return False
+        return True
+
+    def ring(self) -> Ring:
+        """The keys that are good now."""
+        return self.content.at(self._clock())
+
+    def ring_of_the_open(self) -> Ring:
+        """The keys whose connections are heard, where they stand already."""
+        return self.content.at(self._clock() - RETIRED_GRACE_S)
+
+    def next_change_s(self) -> float | None:
+        """In how many seconds the next key retires."""
+        now = self._clock()
+        change = self.content.next_change(now)
+        return None if change is None else change - now
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_ino, facts.st_size
 
 
 def make_key(path: Path) -> ClusterKey:
-    """Create a key file that only its owner can read. Raises ``FileExistsError`` rather than overwrite one."""
-    public, secret = zmq.curve_keypair()
-    key = ClusterKey(public=public.decode(), secret=secret.decode())
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(key))
-    return key
+    """Create the file of a new cluster, which only its owner can read. Raises ``FileExistsError``."""
+    content = keyring.new_cluster()
+    keyring.create(path, content)
+    return ClusterKey(path, content)
 
 
 def read_key(path: Path) -> ClusterKey:
     """Read a key file. Raises ``SecurityError`` where it is missing, malformed or readable by others."""
-    try:
-        mode = path.stat().st_mode
-        key = msgspec.json.decode(path.read_bytes(), type=ClusterKey)
-    except OSError as error:
-        raise SecurityError(f"key file {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise SecurityError(f"key file {path}: not a key file: {error}") from None
-    if mode & 0o077:
-        raise SecurityError(f"key file {path}: open to others (mode {mode & 0o777:o}); run chmod 600 on it")
-    if not _is_pair(key):
-        raise SecurityError(f"key file {path}: its two keys do not belong together; make a new one with bin/keys")
-    return key
+    return ClusterKey(path, keyring.load(path))
 
 
-def _is_pair(key: ClusterKey) -> bool:
-    try:
-        return zmq.curve_public(key.secret.encode()) == key.public.encode()
-    except (zmq.ZMQError, ValueError):  # not a key at all
-        return False
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def is_loopback(host: str) -> bool:
@@ -76,13 +104,35 @@ def check_exposure(host: str, key: ClusterKey | None) -> None:
         raise SecurityError(f"listening on {host!r}: name the one address under which other hosts reach this one")
 
 
-def secure(socket: zmq.Socket[bytes], key: ClusterKey | None, *, server: bool) -> None:
-    """Put CURVE on a socket before it binds or connects."""
-    if key is None:
-        return
-    socket.curve_publickey = key.public.encode()
-    socket.curve_secretkey = key.secret.encode()
-    if server:
-        socket.curve_server = True
-    else:
-        socket.curve_serverkey = key.public.encode()
+def check_name(name: str, key: ClusterKey) -> Pair:
+    """The pair with which a node of this name speaks. Raises ``SecurityError`` where the others would refuse it."""
+    ring = key.ring()
+    if ring.pair is None:
+        raise SecurityError(f"key file {key.path}: its keys have retired; fetch the one that bin/keys rotate wrote")
+    if not ring.may_be(ring.pair.public, name):
+        owner = key.content.node
+        whose = f"is the file of node {owner!r}" if owner else f"lists node {name!r} with a key of its own"
+        raise SecurityError(f"key file {key.path}: {whose}: a node named {name!r} needs another one")
+    return ring.pair
+
+
+# ---- sockets ---------------------------------------------------------------------------------------------------------
+
+
+ZAP_DOMAIN = b"rollart"
+
+
+def secure_server(socket: zmq.Socket[bytes], pair: Pair) -> None:
+    """CURVE for a socket before it binds. Without somebody who answers for the list of keys, it lets nobody in."""
+    socket.curve_publickey = pair.public.encode()
+    socket.curve_secretkey = pair.secret.encode()
+    socket.curve_server = True
+    socket.zap_domain = ZAP_DOMAIN
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def secure_client(socket: zmq.Socket[bytes], pair: Pair, server_key: str) -> None:
+    """CURVE for a socket before it connects."""
+    socket.curve_publickey = pair.public.encode()
+    socket.curve_secretkey = pair.secret.encode()
+    socket.curve_serverkey = server_key.encode()

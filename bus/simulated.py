@@ -336,6 +336,7 @@ class SimulatedTransport:
         self._network = network
         self._address = address
         self._receive: Receive | None = None
+        self._counters: Counter[str] = Counter()
         self._over = ""
         self._connections: dict[tuple[str, Lane], _Connection] = {}
         self._dropped: dict[
@@ -345,6 +346,11 @@ class SimulatedTransport:
     @property
     def address(self) -> NodeAddress:
         return self._address
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Nothing is refused here; what became of messages is counted by the network."""
+        return self._counters
 
     def start(self, receive: Receive) -> None:
         self._receive = receive

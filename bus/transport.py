@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +19,10 @@ class Transport(Protocol):
     @property
     def address(self) -> NodeAddress:
         """Where this node listens."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What happened on the way in and out, by name."""
 
     def start(self, receive: Receive) -> None:
         """Begin to deliver what arrives."""

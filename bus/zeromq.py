@@ -4,19 +4,36 @@ Invariant: a ROUTER only receives and a DEALER only sends, so that draining the 
 loses an edge of it. The descriptor is watched by the event loop and drained in batches: no future per message.
 Routing ids are ``name/epoch``, fresh for every incarnation, because a ROUTER silently ignores a duplicate id.
 Bulk frames are not copied on either side; on the control lane, where messages are small, copying is cheaper.
+
+With a key file every connection is CURVE's, is let in and heard as ``bus.authentication`` says, and is made anew when
+the keys of its ends change: what is on its way just then can get lost, as when a connection breaks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import zmq
 
+from bus.authentication import Authentication, Refusals
 from bus.codec import Frame
+from bus.keyring import Pair
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
-from bus.security import ClusterKey, check_exposure, secure
+from bus.security import (
+    ClusterKey,
+    SecurityError,
+    check_exposure,
+    check_name,
+    secure_client,
+    secure_server,
+)
 from bus.transport import Receive
+
+log = logging.getLogger(__name__)
 
 BATCH = {Lane.CONTROL: 256, Lane.BULK: 16}
 """Messages taken from one socket before the event loop, and so the other lane, gets its turn."""
@@ -32,6 +49,30 @@ MAX_FRAME_BYTES = 1 << 30
 
 LINGER_MS = 300
 
+KEYS_EVERY_S = 1.0
+"""How often the key file is looked at."""
+
+REBIND_EVERY_S = 0.05
+"""How often a lane whose key has changed tries to listen again: its old connections take a moment to close."""
+
+REBINDS_UNTIL_TOLD = 100
+
+REFUSED_FOR_S = 2.0
+"""How long nothing is sent to a node that has refused this node's key, before it is tried again."""
+
+_REFUSED: tuple[Frame, ...] = ()
+
+
+class _Way(NamedTuple):
+    """A connection to a peer."""
+
+    socket: zmq.Socket[bytes]
+    name: str  # of the peer, as it was addressed
+
+
+_Where = tuple[str, Lane, str]
+"""Endpoint, lane, and the key of who should answer there: an address with a false name reaches nobody."""
+
 
 class ZeroMQTransport:
     """See ``bus.transport.Transport``."""
@@ -44,32 +85,46 @@ class ZeroMQTransport:
         Raises ``SecurityError`` beyond loopback without a key, ``CannotListen`` where the port is taken.
         """
         check_exposure(host, key)
+        self._name = name
         self._key = key
+        self._pair = check_name(name, key) if key is not None else None
+        self._counters: Counter[str] = Counter()
         self._context = zmq.Context()
         self._routing_id = f"{name}/{epoch}".encode()
         self._routers: dict[Lane, zmq.Socket[bytes]] = {}
-        self._dealers: dict[tuple[str, Lane], zmq.Socket[bytes]] = {}
+        self._ways: dict[_Where, _Way] = {}
+        self._server_keys: dict[str, str] = {}  # by name, as the key file is now
+        self._refused: dict[_Where, float] = {}  # until when
         self._receive: Receive | None = None
         self._loop = asyncio.get_running_loop()
+        self._refusals = Refusals(name, self._counters)
+        self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
         try:
-            endpoints = [self._bind(lane, host, port if lane is Lane.CONTROL else 0) for lane in Lane]
+            endpoints = [self._listen(lane, host, port if lane is Lane.CONTROL else 0) for lane in Lane]
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._close_sockets()
             raise CannotListen(f"cannot listen on {host}:{port or '*'}: {zmq.strerror(error.errno or 0)}") from None
         self._address = NodeAddress(name=name, control=endpoints[0], bulk=endpoints[1], epoch=epoch)
+        self._timer = self._loop.call_soon(self._look_at_keys) if key is not None else None
 
     @property
     def address(self) -> NodeAddress:
         return self._address
 
-    def _bind(self, lane: Lane, host: str, port: int) -> str:
+    @property
+    def counters(self) -> Counter[str]:
+        return self._counters
+
+    def _listen(self, lane: Lane, host: str, port: int) -> str:
         router = self._context.socket(zmq.ROUTER)
+        self._routers[lane] = router
         router.linger = 0
         router.rcvhwm = QUEUED[lane]
         router.maxmsgsize = MAX_FRAME_BYTES
         router.router_handover = True  # a reconnecting DEALER replaces its own dead connection
-        secure(router, self._key, server=True)
-        self._routers[lane] = router
+        if self._pair is not None and self._doors is not None:
+            secure_server(router, self._pair)
+            self._doors.watch(router)
         if ":" in host:
             router.ipv6 = True
             host = f"[{host}]"
@@ -93,38 +148,60 @@ class ZeroMQTransport:
                 if frames is None or self._receive is None:
                     return
                 taken = True
-                self._receive(lane, bytes(frames[0]), frames[1:])
+                if frames:
+                    self._receive(lane, bytes(frames[0]), frames[1:])
         finally:
             if taken and self._receive is not None:
                 self._loop.call_soon(self._drain, lane)
 
     def _take(self, lane: Lane) -> Sequence[Frame] | None:
+        """One message; nothing in it if its sender is not who it says."""
         router = self._routers.get(lane)
         if router is None:
             return None
         try:
-            if lane is Lane.CONTROL:
+            if self._doors is None and lane is Lane.CONTROL:
                 return router.recv_multipart(zmq.NOBLOCK)
-            return [memoryview(part.buffer) for part in router.recv_multipart(zmq.NOBLOCK, copy=False)]
+            first = router.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        rest = router.recv_multipart(zmq.NOBLOCK, copy=lane is Lane.CONTROL)
+        if self._doors is not None and not self._doors.hears(first):
+            return _REFUSED
+        return [first.bytes, *(part if isinstance(part, bytes) else memoryview(part.buffer) for part in rest)]
 
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
         if self._receive is None:
             raise PeerLost(f"node {self._address.name} has closed its connections")
         endpoint = to.control if lane is Lane.CONTROL else to.bulk
-        dealer = self._dealers.get((endpoint, lane)) or self._connect(to, endpoint, lane)
+        where = endpoint, lane, self._server_key(to.name)
+        way = self._ways.get(where) or self._connect(to, where)
         largest = max(map(len, frames))
         if largest > MAX_FRAME_BYTES:
             raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
         try:
-            dealer.send_multipart(frames, zmq.NOBLOCK, copy=lane is Lane.CONTROL or largest < ZERO_COPY_BYTES)
+            way.socket.send_multipart(frames, zmq.NOBLOCK, copy=lane is Lane.CONTROL or largest < ZERO_COPY_BYTES)
         except zmq.Again:
             raise Overloaded(
                 f"{QUEUED[lane]} messages already wait for node {to.name} on the {lane.name.lower()} lane"
             ) from None
 
-    def _connect(self, to: NodeAddress, endpoint: str, lane: Lane) -> zmq.Socket[bytes]:
+    def _server_key(self, name: str) -> str:
+        """With which a node must answer; empty without a key file."""
+        if self._key is None:
+            return ""
+        found = self._server_keys.get(name)
+        if found is None:
+            try:
+                found = self._server_keys[name] = self._key.ring().server_key(name)
+            except SecurityError as error:
+                raise PeerLost(str(error)) from None
+        return found
+
+    def _connect(self, to: NodeAddress, where: _Where) -> _Way:
+        endpoint, lane, server_key = where
+        if self._refused.get(where, 0.0) > self._loop.time():
+            raise PeerLost(f"node {to.name} at {endpoint} refuses the key of node {self._name}: it is not on its list")
         dealer = self._context.socket(zmq.DEALER)
         dealer.routing_id = self._routing_id
         dealer.linger = LINGER_MS
@@ -132,20 +209,86 @@ class ZeroMQTransport:
         dealer.ipv6 = endpoint.startswith("tcp://[")
         dealer.reconnect_ivl = 100
         dealer.reconnect_ivl_max = 5_000
-        secure(dealer, self._key, server=False)
+        if self._pair is not None and self._doors is not None:
+            secure_client(dealer, self._pair, server_key)
+            self._doors.watch_client(dealer, lambda: self._on_refused(where))
+        way = self._ways[where] = _Way(dealer, to.name)
         try:
             dealer.connect(endpoint)
         except zmq.ZMQError as error:
-            dealer.close(linger=0)
+            self._drop(where, linger_ms=0)
             raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
-        self._dealers[endpoint, lane] = dealer
-        return dealer
+        return way
+
+    def _on_refused(self, where: _Where) -> None:
+        """libzmq gives up a connection whose key is refused: the next message after a while tries anew."""
+        way = self._ways.get(where)
+        if way is not None:
+            log.warning("node %s at %s refuses this node's key: it is not on its list", way.name, where[0])
+            self._counters["refused_by_peers"] += 1
+            self._drop(where, linger_ms=0)
+            self._refused[where] = self._loop.time() + REFUSED_FOR_S
+
+    def _drop(self, where: _Where, *, linger_ms: int) -> None:
+        dealer = self._ways.pop(where).socket
+        if self._doors is not None:
+            self._doors.unwatch(dealer)
+        dealer.close(linger=linger_ms)
 
     def disconnect(self, peer: NodeAddress) -> None:
         for endpoint, lane in ((peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)):
-            dealer = self._dealers.pop((endpoint, lane), None)
-            if dealer is not None:
-                dealer.close(linger=0)
+            for where in [where for where in self._ways if where[:2] == (endpoint, lane)]:
+                self._drop(where, linger_ms=0)
+
+    # ---- keys that change ----------------------------------------------------------------------------------------
+
+    def _look_at_keys(self) -> None:
+        """Every second, and when a key retires."""
+        if self._key is None or self._doors is None or self._context.closed:
+            return
+        self._key.refresh()
+        self._doors.reconsider()
+        self._server_keys.clear()
+        try:
+            self._speak_with(check_name(self._name, self._key))
+        except SecurityError as error:
+            self._refusals.note("unusable_keys", f"its own key: {error}")
+        change_s = self._key.next_change_s()
+        self._timer = self._loop.call_later(
+            KEYS_EVERY_S if change_s is None else min(change_s, KEYS_EVERY_S), self._look_at_keys
+        )
+
+    def _speak_with(self, pair: Pair) -> None:
+        """Answer and connect with a pair from now on; connections between other keys than now are closed."""
+        changed = self._pair is None or pair.public != self._pair.public
+        self._pair = pair
+        for where, way in list(self._ways.items()):
+            if changed or not self._still_answers(way.name, where[2]):
+                self._drop(where, linger_ms=LINGER_MS)
+        if not changed:
+            return
+        for lane, endpoint in ((Lane.CONTROL, self._address.control), (Lane.BULK, self._address.bulk)):
+            self._routers[lane].unbind(endpoint)
+            secure_server(self._routers[lane], pair)
+            self._rebind(lane, endpoint)
+
+    def _still_answers(self, name: str, server_key: str) -> bool:
+        try:
+            return self._server_key(name) == server_key
+        except PeerLost:  # none of its keys is good any more
+            return False
+
+    def _rebind(self, lane: Lane, endpoint: str, attempt: int = 1) -> None:
+        if self._context.closed:
+            return
+        try:
+            self._routers[lane].bind(endpoint)
+        except zmq.ZMQError as error:
+            if attempt % REBINDS_UNTIL_TOLD == 0:
+                log.error("cannot listen at %s again with the new key: %s; still trying", endpoint, error.strerror)
+            self._loop.call_later(REBIND_EVERY_S, self._rebind, lane, endpoint, attempt + 1)
+
+    # ---- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         if self._context.closed:
@@ -153,9 +296,18 @@ class ZeroMQTransport:
         self._receive = None
         for router in self._routers.values():
             self._loop.remove_reader(router.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for router in self._routers.values():
+            if self._doors is not None:
+                self._doors.unwatch(router)
             router.close(linger=0)
         self._routers.clear()
-        for dealer in self._dealers.values():
-            dealer.close(linger=LINGER_MS)
-        self._dealers.clear()
+        for where in list(self._ways):
+            self._drop(where, linger_ms=LINGER_MS)
+        if self._doors is not None:
+            self._doors.close()
         self._context.term()

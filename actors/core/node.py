@@ -284,7 +284,7 @@ class Node:
         """Counters of the node and its actors, for people and metrics."""
         return {
             "node": self.address.name,
-            "counters": dict(self.counters + self._courier.counters),
+            "counters": dict(self.counters + self._courier.counters + self._transport.counters),
             "actors": {
                 name: {"handled": cell.handled, "failures": cell.failures} for name, cell in self._cells.items()
             },

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -95,6 +96,10 @@ class Losing:
     @property
     def address(self) -> NodeAddress:
         return self._inner.address
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self._inner.counters
 
     def start(self, receive: Receive) -> None:
         self._inner.start(receive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -36,6 +37,7 @@ class HandTransport:
         self.address = NodeAddress(name, f"tcp://{name}:1", f"tcp://{name}:2", epoch)
         self.sent: list[Message] = []
         self.disconnected: list[NodeAddress] = []
+        self.counters: Counter[str] = Counter()
         self.full = False
         self.receive: Receive | None = None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bus.keyring import KeyFile, Listed, Pair
 from bus.message import DeadlineExceeded, Lane
 from bus.security import ClusterKey, SecurityError, check_exposure, make_key, read_key
 from tests.bus.test_zeromq import Nodes, ask, echo
@@ -28,7 +29,7 @@ def test_a_key_file_can_be_read_by_its_owner_alone(tmp_path: Path) -> None:
     finally:
         os.umask(previous)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_key(path) == key
+    assert read_key(path).content == key.content
 
 
 def test_an_existing_key_file_is_left_alone(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_an_existing_key_file_is_left_alone(tmp_path: Path) -> None:
     key = make_key(path)
     with pytest.raises(FileExistsError):
         make_key(path)
-    assert read_key(path) == key
+    assert read_key(path).content == key.content
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
@@ -61,8 +62,15 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"not json", b"{}", b'{"public": 1, "secret": 2}', b"\xff\xfe"],
-    ids=["empty", "text", "no keys", "numbers", "not UTF-8"],
+    [
+        b"",
+        b"not json",
+        b"{}",
+        b'{"pairs": [{"public": 1, "secret": 2}], "allow": []}',
+        b"\xff\xfe",
+        b'{"pairs": [], "allow": []}',
+    ],
+    ids=["empty", "text", "no lists", "numbers", "not UTF-8", "no keys"],
 )
 def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SecurityError, match="not a key file"):
@@ -70,11 +78,11 @@ def test_a_file_that_is_no_key_file_is_refused(tmp_path: Path, content: bytes) -
 
 
 def test_keys_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    first, second = make_key(tmp_path / "first"), make_key(tmp_path / "second")
-    mixed = [ClusterKey(first.public, second.secret), ClusterKey("short", "short"), ClusterKey("é" * 40, "é" * 40)]
-    for number, key in enumerate(mixed):
+    (first,), (second,) = (make_key(tmp_path / name).content.pairs for name in ("first", "second"))
+    mixed = [Pair(first.public, second.secret), Pair("short", "short"), Pair("é" * 40, "é" * 40)]
+    for number, pair in enumerate(mixed):
         with pytest.raises(SecurityError, match="do not belong together"):
-            read_key(write(tmp_path / f"key-{number}", msgspec.json.encode(key)))
+            read_key(write(tmp_path / f"key-{number}", msgspec.json.encode(KeyFile([pair], [Listed(pair.public)]))))
 
 
 # ---- exposure --------------------------------------------------------------------------------------------------------
