@@ -1,5 +1,27 @@
 """Lightweight actors over the bus, and the ones that make up an agentic reinforcement-learning run."""
 
-from actors.core import Actor, Node, Ref, handler
+from actors.core import (
+    ALL_FOR_ONE,
+    ONE_FOR_ONE,
+    Actor,
+    Down,
+    Node,
+    Ref,
+    Restarts,
+    Supervised,
+    Supervisor,
+    handler,
+)
 
-__all__ = ["Actor", "Node", "Ref", "handler"]
+__all__ = [
+    "ALL_FOR_ONE",
+    "ONE_FOR_ONE",
+    "Actor",
+    "Down",
+    "Node",
+    "Ref",
+    "Restarts",
+    "Supervised",
+    "Supervisor",
+    "handler",
+]

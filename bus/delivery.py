@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -28,16 +28,23 @@ from bus.peers import Meeting, Peers
 from bus.transport import Transport
 from bus.wire import Wire
 
-__all__ = ["Courier", "Request", "Serve"]
+__all__ = ["Courier", "Gone", "Request", "Serve"]
 
 T = TypeVar("T")
+
+
+class Gone(Protocol):
+    """Called when an incarnation of a node, and with it all before, is known to be gone."""
+
+    def __call__(self, name: str, epoch: int, why: str, *, restarted: bool) -> None: ...
 
 
 class Courier:
     """See the module docstring."""
 
-    def __init__(self, transport: Transport, serve: Serve) -> None:
+    def __init__(self, transport: Transport, serve: Serve, on_gone: Gone | None = None) -> None:
         self.address = transport.address
+        self._on_gone = on_gone
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._peers = Peers()
@@ -126,10 +133,13 @@ class Courier:
     def _admit(self, newest: NodeAddress) -> None:
         """A node's first message: its earlier incarnations are history."""
         earlier = self._peers.admit(newest, self._loop.time())
-        self._asking.fail(newest.name, range(1, newest.epoch), PeerRestarted, f"node {newest.name} restarted")
+        why = f"node {newest.name} restarted"
+        self._asking.fail(newest.name, range(1, newest.epoch), PeerRestarted, why)
         self._answering.forget(newest.name, newest.epoch - 1)
         if earlier is not None:
             self._transport.disconnect(earlier)
+        if self._on_gone is not None:
+            self._on_gone(newest.name, newest.epoch - 1, why, restarted=True)
 
     def _misdirected(self, header: Header) -> None:
         """Meant for an earlier incarnation of this node: any answer tells the sender that there is a newer one."""
@@ -177,6 +187,8 @@ class Courier:
         self._asking.fail(gone.name, range(gone.epoch + 1), PeerLost, f"node {gone.name} is lost: {reason}")
         self._answering.forget(gone.name, gone.epoch)
         self._transport.disconnect(gone)
+        if self._on_gone is not None:
+            self._on_gone(gone.name, gone.epoch, f"node {gone.name} is lost: {reason}", restarted=False)
 
     def close(self) -> None:
         """Fail what still waits, take leave of the peers, and close the transport."""

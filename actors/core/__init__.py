@@ -3,5 +3,19 @@
 from actors.core.actor import Actor, handler
 from actors.core.node import Node
 from actors.core.ref import Ref
+from actors.core.restarts import Restarts
+from actors.core.supervisor import ALL_FOR_ONE, ONE_FOR_ONE, Supervised, Supervisor
+from actors.core.watching import Down
 
-__all__ = ["Actor", "Node", "Ref", "handler"]
+__all__ = [
+    "ALL_FOR_ONE",
+    "ONE_FOR_ONE",
+    "Actor",
+    "Down",
+    "Node",
+    "Ref",
+    "Restarts",
+    "Supervised",
+    "Supervisor",
+    "handler",
+]

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 import msgspec
 
 if TYPE_CHECKING:
+    from actors.core.holdings import Holdings, Timer
     from actors.core.node import Node
     from actors.core.ref import Ref
+    from actors.core.watching import Monitor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +63,7 @@ class Actor:
 
     node: Node
     ref: Ref
+    _holdings: Holdings
     _facts: ClassVar[dict[str, HandlerFacts] | None] = None
 
     async def on_start(self) -> None:
@@ -72,6 +75,27 @@ class Actor:
 
     async def on_failure(self, error: Exception) -> None:
         """A handler of a ``tell`` raised, or a restart failed; a restart, if any is left, follows."""
+
+    def monitor(self, ref: Ref) -> Monitor:
+        """Be told by one ``Down`` (for which this actor needs a handler) when an actor, here or on another node, has
+        stopped, has failed for good, is not there, or its node dies or restarts. The ``Down`` comes after what the
+        actor had sent to this one on the control lane. Ends with this actor, or its restart."""
+        return self._holdings.monitor(ref)
+
+    def link(self, ref: Ref) -> Monitor:
+        """Bind two actors: whichever ends, for whatever reason, the other one is stopped. Outlasts restarts in place;
+        cancelling it undoes it for both. Linking again changes nothing."""
+        return self._holdings.link(ref)
+
+    def send_after(self, delay_s: float, message: Any) -> Timer:
+        """Send this actor a message once some of the event loop's time has passed. Ends with this actor, or its
+        restart."""
+        return self._holdings.send_after(delay_s, message)
+
+    def every(self, interval_s: float, message: Any) -> Timer:
+        """Send this actor a message again and again, first after one interval; left out while the last one still waits
+        or is being handled. Ends with this actor, or its restart."""
+        return self._holdings.every(interval_s, message)
 
     @classmethod
     def handlers(cls) -> dict[str, HandlerFacts]:

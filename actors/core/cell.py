@@ -1,7 +1,7 @@
 """The life of one actor on its node: start, take messages one at a time, restart within bounds, stop.
 
-    START -> RUNNING -> (handler of a tell raises) -> restart, at most `restarts` times -> RUNNING
-                     -> (stop, or no restart left) -> STOPPED
+    START -> RUNNING -> (handler of a tell raises) -> restart, as `Restarts` allow -> RUNNING
+                     -> (stop, or no restart left) -> STOPPED, of which its monitors and links are told
 
 Invariant: at most one handler that is not ``concurrent``, or one hook, runs at any time, and every message that was
 accepted is answered, if only with what ended the actor.
@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 
 from actors.core.actor import Actor
 from actors.core.envelope import Envelope
+from actors.core.holdings import Holdings
 from actors.core.mailbox import Mailbox
+from actors.core.restarts import Budget, Restarts
 from bus.message import BusError, NoSuchActor
 
 if TYPE_CHECKING:
     from actors.core.node import Node
     from actors.core.ref import Ref
+    from actors.core.watching import DownKind
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +38,25 @@ ON_STOP_S = 30.0
 class Cell:
     """See the module docstring."""
 
-    def __init__(self, node: Node, ref: Ref, factory: Callable[[], Actor], *, bound: int, restarts: int) -> None:
+    def __init__(
+        self, node: Node, ref: Ref, factory: Callable[[], Actor], *, bound: int, restarts: Restarts, supervised: bool
+    ) -> None:
+        """``supervised``: an end for good is its supervisor's business, not that of the node's owner."""
         self.ref = ref
+        self.supervised = supervised
         self.actor = factory()
         self.handled = 0
         self.failures = 0
         self._node = node
         self._factory = factory
-        self._restarts_left = restarts
+        self._budget = Budget(restarts)
+        self._holdings = Holdings(node, self)
         self._mailbox = Mailbox(str(ref), bound)
         self._turn = asyncio.Lock()  # held by whoever runs a handler that is not concurrent, or a hook
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
         self._refusal = ""
+        self._end_of: tuple[DownKind, str] = ("stopped", "it was stopped")
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -57,19 +66,31 @@ class Cell:
             await self.actor.on_start()
         except BaseException as error:
             self._refuse(f"did not start: {error!r}")
+            self._end_of = ("failed", f"it did not start: {error!r}")
             await self._hook("on_stop", self.actor.on_stop())
+            self._ended()
             raise
+        self.begin()
+
+    def begin(self) -> None:
+        """Take messages."""
         self._main = asyncio.create_task(self._run(), name=str(self.ref))
 
     def _adopt(self, actor: Actor) -> None:
         actor.node = self._node
         actor.ref = self.ref
+        actor._holdings = self._holdings
 
     def offer(self, envelope: Envelope) -> None:
         """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``."""
         if self._refusal:
             raise NoSuchActor(f"{self.ref} {self._refusal}")
         self._mailbox.put(envelope, urgent=envelope.facts.urgent)
+
+    def notice(self, envelope: Envelope) -> None:
+        """Queue what this actor asked to be told, however full its mailbox is."""
+        if not self._refusal:
+            self._mailbox.notice(envelope)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
@@ -146,13 +167,17 @@ class Cell:
         """Restart the actor after a failure, or give it up. Runs in the actor's turn."""
         while actor is self.actor and not self._refusal:  # else it has been restarted or stopped already
             await self._hook("on_failure", actor.on_failure(error))
-            if self._restarts_left == 0:
+            wait_s = self._budget.spend(asyncio.get_running_loop().time())
+            if wait_s is None:
                 self._refuse(f"failed too often, last with {error!r}")
-                self._node.give_up(self.ref, error)
+                self._end_of = ("failed", f"it failed too often, last with {error!r}")
+                self._node.give_up(self, error)
                 return
-            self._restarts_left -= 1
+            self._holdings.renew()
             await self._end(self._tasks)
             await self._hook("on_stop", actor.on_stop())
+            if wait_s:
+                await asyncio.sleep(wait_s)
             try:
                 actor = self._factory()
                 self._adopt(actor)
@@ -174,10 +199,12 @@ class Cell:
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    async def stop(self) -> None:
+    async def stop(self, linked: str = "") -> None:
         """Take no more messages, end the running handlers, run ``on_stop``; what waits is refused. An actor must not
-        await its own end."""
+        await its own end. ``linked``: what it was linked to has ended, and how."""
         if self._stopping is None:
+            if linked and not self._refusal:
+                self._end_of = ("linked", linked)
             self._refuse("has stopped")
             self._stopping = asyncio.create_task(self._stop(), name=f"{self.ref} stops")
         await asyncio.shield(self._stopping)
@@ -191,6 +218,12 @@ class Cell:
     async def _stop(self) -> None:
         await self._end({task for task in (self._main, *self._tasks) if task is not None})
         await self._hook("on_stop", self.actor.on_stop())
+        self._ended()
+
+    def _ended(self) -> None:
+        """Those who watch hear of it before this actor lets go of those it watches: a link must not be undone first."""
+        self._node.ended(self, *self._end_of)
+        self._holdings.end()
 
     async def _end(self, running: set[asyncio.Task[None]]) -> None:
         """Cancel handlers and see them end."""

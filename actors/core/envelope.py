@@ -46,6 +46,22 @@ class Envelope:
         raise TypeError(f"{self.facts.method} answers a stream, not a tell or an ask")
 
 
+class Tick(Envelope):
+    """What a timer sends, again and again the same one."""
+
+    __slots__ = ("waits",)
+
+    def __init__(self, facts: HandlerFacts, message: Any) -> None:
+        super().__init__(facts, message)
+        self.waits = False  # in the mailbox, or being handled
+
+    def reply(self, value: Any) -> None:
+        self.waits = False
+
+    def fail(self, error: BaseException) -> None:
+        self.waits = False
+
+
 class LocalAsk(Envelope):
     """An ``ask`` within a node."""
 

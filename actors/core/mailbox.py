@@ -1,7 +1,8 @@
 """A bounded mailbox: urgent messages first, the rest in order of arrival.
 
 Invariant: neither kind ever grows past the bound; who offers more is told at once (``Overloaded``), so that pressure
-reaches the sender instead of the memory.
+reaches the sender instead of the memory. What has no sender to push back (``notice``: the end of a monitored actor) is
+bounded by what its receiver asked for.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections import deque
 from typing import Any
 
 from bus.message import Overloaded
+
+MAILBOX_BOUND = 10_000
 
 
 class Mailbox:
@@ -32,6 +35,14 @@ class Mailbox:
         if len(queue) >= self._bound:
             raise Overloaded(f"{self._owner}: {self._bound} messages are waiting already")
         queue.append(item)
+        self._wake()
+
+    def notice(self, item: Any) -> None:
+        """An ordinary item that is never refused."""
+        self._ordinary.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 

@@ -15,9 +15,15 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from actors.core.actor import Actor, HandlerFacts
+from actors.core.builtin import NodeActor
 from actors.core.cell import Cell
+from actors.core.dead_letters import DeadLetter, DeadLetters
 from actors.core.envelope import Envelope, LocalAsk, LocalStream, Remote
+from actors.core.liveness import Liveness
+from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.ref import Ref
+from actors.core.restarts import NEVER, Restarts
+from actors.core.watching import NODE_ACTOR, Down, DownKind, Monitor, NodeGone, Watches
 from bus.codec import Decoder
 from bus.delivery import Courier, Request
 from bus.message import (
@@ -38,8 +44,6 @@ from bus.zeromq import ZeroMQTransport
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-PING_EVERY_S = 1.0
-MAILBOX_BOUND = 10_000
 BACKGROUND_END_S = 5.0
 
 
@@ -61,10 +65,13 @@ class Node:
         self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
         self.address = self._transport.address
         self.counters: Counter[str] = Counter()
+        self._dead_letters = DeadLetters()
         self._cells: dict[str, Cell] = {}
         self._decoders: dict[Any, Decoder[Any]] = {}
-        self._courier = Courier(self._transport, self._serve)
-        self._watches: dict[str, asyncio.Task[None]] = {}
+        self.loop = asyncio.get_running_loop()
+        self._courier = Courier(self._transport, self._serve, self._gone)
+        self._liveness = Liveness(self._courier, self.background)
+        self.watches = Watches(self, self._liveness)
         self._background: set[asyncio.Task[Any]] = set()
         self._on_give_up: Callable[[Ref, BaseException], None] | None = None
         self._closed = False
@@ -78,45 +85,77 @@ class Node:
     # ---- actors --------------------------------------------------------------------------------------------------
 
     async def spawn(
-        self, factory: Callable[[], Actor], name: str, *, bound: int = MAILBOX_BOUND, restarts: int = 3
+        self,
+        factory: Callable[[], Actor],
+        name: str,
+        *,
+        bound: int = MAILBOX_BOUND,
+        restarts: int | Restarts = 3,
+        supervised: bool = False,
     ) -> Ref:
         """Start an actor under a name that is free on this node; returns once its ``on_start`` has run. Raises what
-        that raises."""
+        that raises.
+
+        ``restarts``: after a failure, in place, with the messages that wait: at once and so often in its life, or as
+        ``Restarts`` say. ``supervised``: who monitors it deals with its failure for good (``Supervisor`` does), and
+        ``on_give_up`` is not called."""
         if self._closed:
             raise BusError(f"node {self.address.name} has closed: cannot spawn {name!r}")
         if name in self._cells:
             raise ValueError(f"node {self.address.name} has an actor {name!r} already")
-        cell = Cell(self, Ref(self.address, name), factory, bound=bound, restarts=restarts)
+        if name.startswith("@"):
+            raise ValueError(f"an actor {name!r} on node {self.address.name}: names with @ are the node's own")
+        limits = restarts if isinstance(restarts, Restarts) else Restarts(at_most=restarts)
+        cell = Cell(self, Ref(self.address, name), factory, bound=bound, restarts=limits, supervised=supervised)
         type(cell.actor).handlers()
         self._cells[name] = cell
-        try:
-            await cell.start()
-        except BaseException:
-            del self._cells[name]
-            raise
+        await cell.start()
         return cell.ref
+
+    def _node_actor(self) -> Cell:
+        """The actor that speaks for this node; it begins with the first message to it."""
+        ref = Ref(self.address, NODE_ACTOR)
+        cell = Cell(self, ref, lambda: NodeActor(self.watches), bound=MAILBOX_BOUND, restarts=NEVER, supervised=False)
+        cell.begin()
+        self._cells[NODE_ACTOR] = cell
+        return cell
 
     async def stop(self, ref: Ref) -> None:
         """Stop an actor of this node and wait until it has; one that has stopped already is ignored."""
-        if not self._is_local(ref):
+        if not self.hosts(ref):
             raise ValueError(f"{ref} lives on another node than {self.address.name}: it cannot be stopped from here")
         cell = self._cells.get(ref.actor)
         if cell is not None:
             await cell.stop()
-            if self._cells.get(ref.actor) is cell:
-                del self._cells[ref.actor]
+
+    def ended(self, cell: Cell, kind: DownKind, reason: str) -> None:
+        """Called by an actor's cell: its name is free, and whoever watches it is told."""
+        if self._cells.get(cell.ref.actor) is cell:
+            del self._cells[cell.ref.actor]
+        self.watches.ended(cell.ref, kind, reason)
+
+    def end_linked(self, ref: Ref, down: Down) -> None:
+        """Called where a linked actor has ended: the other one, of this node, ends too."""
+        cell = self._cells.get(ref.actor)
+        if cell is not None:
+            self.background(cell.stop(linked=f"linked to {down.ref}, of which: {down.reason}"))
+
+    def monitor(self, ref: Ref, notify: Callable[[Down], None]) -> Monitor:
+        """Have a function called, once, when an actor ends: for a program that is no actor (``Actor.monitor`` is for
+        those). It goes with the node."""
+        return self.watches.add(ref, notify)
 
     def on_give_up(self, callback: Callable[[Ref, BaseException], None]) -> None:
         """What to do when an actor failed more often than it may be restarted (default: log it)."""
         self._on_give_up = callback
 
-    def give_up(self, ref: Ref, error: BaseException) -> None:
-        """Called by supervision: the actor is stopped and the owner of this node is told."""
+    def give_up(self, cell: Cell, error: BaseException) -> None:
+        """Called by a cell without a restart left: the actor is stopped and the owner of this node is told."""
         self.counters["actors_given_up"] += 1
-        log.error("%s failed too often, last with %r: stopped", ref, error)
-        self.background(self.stop(ref))
-        if self._on_give_up is not None:
-            asyncio.get_running_loop().call_soon(self._on_give_up, ref, error)
+        log.error("%s failed too often, last with %r: stopped", cell.ref, error)
+        self.background(cell.stop())
+        if self._on_give_up is not None and not cell.supervised:
+            self.loop.call_soon(self._on_give_up, cell.ref, error)
 
     def background(self, work: Awaitable[T]) -> asyncio.Task[T]:
         """Run something beside the actors; its failure is logged, never lost."""
@@ -135,13 +174,13 @@ class Node:
     def tell(self, to: Ref, message: Any, *, lane: Lane = Lane.CONTROL) -> None:
         """At most once, no answer. What cannot be delivered is counted under ``dead_letters``."""
         try:
-            if self._is_local(to):
+            if self.hosts(to):
                 cell, facts = self._find(to.actor, type(message), streams=False)
                 cell.offer(Envelope(facts, message))
             else:
                 self._courier.tell(to.node, to.actor, message, lane=lane)
         except BusError as error:
-            self._dead_letter(f"{type(message).__name__} to {to}", error)
+            self.dead_letter(str(to), message, error)
 
     async def ask(
         self,
@@ -156,7 +195,7 @@ class Node:
     ) -> T:
         """Send and wait for the answer. Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception
         arrives as itself within a node and as ``RemoteError`` from another."""
-        if not self._is_local(to):
+        if not self.hosts(to):
             decoder = self._decoder(reply)
             return await self._courier.ask(
                 to.node, to.actor, message, decoder, timeout_s=timeout_s, retries=retries, lane=lane, about=about
@@ -191,7 +230,7 @@ class Node:
     ) -> AsyncGenerator[T, None]:
         """Yield the handler's items; ``timeout_s`` bounds the wait for each. Closing the iterator cancels the handler
         (``contextlib.aclosing`` closes it at once where the loop is left early)."""
-        if not self._is_local(to):
+        if not self.hosts(to):
             remote = self._courier.stream(
                 to.node, to.actor, message, self._decoder(item), timeout_s=timeout_s, lane=lane, about=about
             )
@@ -212,25 +251,45 @@ class Node:
                 _check_type(value, item, to, message)
                 yield value
 
-    def _is_local(self, to: Ref) -> bool:
+    def has(self, actor: str) -> bool:
+        """Whether an actor of that name lives here."""
+        return actor in self._cells
+
+    def hosts(self, to: Ref) -> bool:
+        """Whether a ref is to this node."""
         return to.node.control == self.address.control and to.node.epoch in (0, self.address.epoch)
 
     def _find(self, actor: str, message: str | type, *, streams: bool) -> tuple[Cell, HandlerFacts]:
         """The actor that takes a message, and how. Raises ``NoSuchActor``."""
         cell = self._cells.get(actor)
         if cell is None:
-            raise NoSuchActor(f"there is no actor {actor!r} on node {self.address.name}")
+            if actor != NODE_ACTOR or self._closed:
+                raise NoSuchActor(f"there is no actor {actor!r} on node {self.address.name}")
+            cell = self._node_actor()
+        return cell, self.facts_for(cell, message, streams=streams)
+
+    def facts_for(self, cell: Cell, message: str | type, *, streams: bool = False) -> HandlerFacts:
+        """How an actor handles a message. Raises ``NoSuchActor``."""
         name = message if isinstance(message, str) else message.__name__
         facts = cell.actor.handlers().get(name)
         if facts is None or (message is not name and facts.message is not message):
             raise NoSuchActor(f"{cell.ref} does not handle {name}")
         if facts.streams is not streams:
             raise NoSuchActor(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
-        return cell, facts
+        return facts
 
-    def _dead_letter(self, what: str, error: BusError) -> None:
+    def dead_letter(self, to: str, message: Any, error: BusError, *, sender: str = "") -> None:
+        """Count and keep what cannot be delivered; ``message`` itself, or the name of its type."""
+        type_ = message if isinstance(message, str) else type(message).__name__
+        sender = sender or self.address.name
         self.counters["dead_letters"] += 1
-        log.log(logging.DEBUG if self._closed else logging.WARNING, "dead letter %s: %s", what, error)
+        self._dead_letters.add(self.loop.time(), to, type_, sender, str(error))
+        level = logging.DEBUG if self._closed else logging.WARNING
+        log.log(level, "dead letter %s from %s to %s: %s", type_, sender, to, error)
+
+    def dead_letters(self) -> list[DeadLetter]:
+        """The newest messages that reached no handler."""
+        return self._dead_letters.newest_first(self.loop.time())
 
     def _decoder(self, type_: Any) -> Decoder[Any]:
         decoder = self._decoders.get(type_)
@@ -247,34 +306,28 @@ class Node:
             message = request.decode(self._decoder(facts.message))
             cell.offer(Remote(facts, message, request))
         except (NoSuchActor, DecodeError, Overloaded) as error:
-            self._dead_letter(f"{header.type} from {header.sender.name}", error)
+            to = f"{header.to}@{self.address.name}"
+            self.dead_letter(to, header.type, error, sender=header.sender.name)
             request.fail(Failure(type(error).__name__, str(error)))
 
     # ---- peers ---------------------------------------------------------------------------------------------------
 
     def watch(self, peer: NodeAddress, *, silence_s: float, on_lost: Callable[[str], None]) -> None:
         """Ping a peer and, once it has been silent for ``silence_s``, declare it lost and say so."""
-        self.unwatch(peer.name)
-        self._watches[peer.name] = self.background(self._watch(peer, silence_s, on_lost))
+        self._liveness.watch(peer, silence_s=silence_s, on_lost=on_lost)
 
     def unwatch(self, name: str) -> None:
         """No longer ping a peer."""
-        task = self._watches.pop(name, None)
-        if task is not None:
-            task.cancel()
+        self._liveness.unwatch(name)
 
-    async def _watch(self, peer: NodeAddress, silence_s: float, on_lost: Callable[[str], None]) -> None:
-        """Silence is counted in pings without an answer: time in which this process itself stood still is none."""
-        unanswered, heard = 0, self._courier.last_heard(peer.name)
-        while unanswered * PING_EVERY_S < silence_s:
-            self._courier.ping(peer)
-            await asyncio.sleep(PING_EVERY_S)
-            before, heard = heard, self._courier.last_heard(peer.name)
-            unanswered = unanswered + 1 if heard == before else 0
-        reason = f"no sign of life for {unanswered * PING_EVERY_S:.1f} s"
-        self._watches.pop(peer.name, None)
-        self.lose(peer, reason)
-        on_lost(reason)
+    def _gone(self, name: str, epoch: int, why: str, *, restarted: bool) -> None:
+        """The node actor hears of it behind what that node had told it before: how its actors ended."""
+        gone = NodeGone(name, epoch, why, restarted)
+        cell = self._cells.get(NODE_ACTOR)
+        if cell is None:
+            self.watches.gone(gone)
+        else:
+            cell.notice(Envelope(self.facts_for(cell, NodeGone), gone))
 
     def lose(self, peer: NodeAddress, reason: str) -> None:
         """Declare a peer dead: whatever waits for it fails at once."""
@@ -286,7 +339,9 @@ class Node:
             "node": self.address.name,
             "counters": dict(self.counters + self._courier.counters + self._transport.counters),
             "actors": {
-                name: {"handled": cell.handled, "failures": cell.failures} for name, cell in self._cells.items()
+                name: {"handled": cell.handled, "failures": cell.failures}
+                for name, cell in self._cells.items()
+                if name != NODE_ACTOR
             },
         }
 
@@ -297,6 +352,7 @@ class Node:
         self._closed = True
         for cell in reversed(list(self._cells.values())):
             await self.stop(cell.ref)
+        await asyncio.sleep(0)  # what tells other nodes of these ends gets on its way
         while tasks := self._background - {asyncio.current_task()}:  # what ends may start something else
             for task in tasks:
                 task.cancel()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import actors.core.cell
-import actors.core.node
+import actors.core.liveness
 import bus.asking
 from actors.core import Actor, Node, Ref, handler
 from bus.codec import Frame
@@ -34,7 +34,7 @@ from tests.actors.support import Add, Count, Example, Mark, Total, Wait, descrip
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pings and resends come soon."""
-    monkeypatch.setattr(actors.core.node, "PING_EVERY_S", 0.01)
+    monkeypatch.setattr(actors.core.liveness, "PING_EVERY_S", 0.01)
     monkeypatch.setattr(bus.asking, "RESEND_AFTER_S", 0.05)
 
 
@@ -203,7 +203,7 @@ async def test_watching_begins_when_it_begins_however_long_ago_the_peer_was_hear
     async with stage("remote") as on:
         await on.add(1)
         await asyncio.sleep(0.3)
-        monkeypatch.setattr(actors.core.node, "PING_EVERY_S", 0.05)
+        monkeypatch.setattr(actors.core.liveness, "PING_EVERY_S", 0.05)
         lost: list[str] = []
         on.asker.watch(on.host.address, silence_s=0.2, on_lost=lost.append)
         await asyncio.sleep(0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import actors.core.node
+import actors.core.liveness
 import actors.core.pool
 from actors.core import Node, Ref
 from actors.core.hosting import ChildSpec
@@ -67,7 +67,7 @@ async def test_a_dead_worker_fails_its_asks_with_its_last_words_and_is_replaced(
 
 
 async def test_a_hung_worker_is_killed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors.core.node, "PING_EVERY_S", 0.1)
+    monkeypatch.setattr(actors.core.liveness, "PING_EVERY_S", 0.1)
     async with running(tmp_path, "w0", silence_s=2.0) as on:
         ref = await on.pool.worker("w0")
         first = await on.pid("w0")
