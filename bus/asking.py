@@ -28,6 +28,7 @@ from bus.message import (
     Overloaded,
     PeerLost,
     PeerRestarted,
+    ProtocolMismatch,
     RemoteError,
 )
 from bus.wire import Wire
@@ -239,6 +240,14 @@ class Asking:
             reading.end(self._error(reading.what, frames))
             return
         self._wire.counters["late_answers"] += 1
+
+    def on_mismatch(self, name: str, id_: int, text: str) -> None:
+        """What was asked of a node reached one of another version."""
+        asked, reading = self._asked.get(id_), self._reading.get(id_)
+        if asked is not None and asked.to.name == name and not asked.future.done():
+            asked.future.set_exception(ProtocolMismatch(f"{asked.what}: {text}"))
+        elif reading is not None and reading.to.name == name:
+            reading.end(ProtocolMismatch(f"{reading.what}: {text}"))
 
     def _settle(self, asked: _Asked, header: Header, frames: Sequence[Frame]) -> None:
         if header.kind is Kind.ERROR:

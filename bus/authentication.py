@@ -1,30 +1,23 @@
 """Who is let in, and whose messages are heard: the keys behind a node's connections against its key file.
 
 Invariants: a connection stands only for a key that is on the list (ZAP; a plain one, or one that does not know this
-node's key, fails before that), and a message is heard only if its routing id names a node whose key that is. Every
-refusal is counted; each is logged once per peer, and no peer can make the log, or this bookkeeping, grow without
-bound.
+node's key, fails before that), and a message is heard only if its routing id names a node whose key that is. Refusals
+are counted, and logged once per peer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from bus.refusals import Refusals
 from bus.security import ClusterKey
-
-log = logging.getLogger(__name__)
-
-TOLD_AT_MOST = 200
-"""Refusals that are logged, each of another peer; what comes after is only counted."""
 
 KNOWN_AT_MOST = 10_000
 """Verdicts that are kept."""
@@ -37,28 +30,6 @@ SERVER_EVENTS = (
 )
 
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-
-
-class Refusals:
-    """Counts refusals, and logs the first of each peer."""
-
-    def __init__(self, node: str, counters: Counter[str]) -> None:
-        self._node = node
-        self._counters = counters
-        self._told: set[str] = set()
-
-    def count(self, counter: str) -> None:
-        """One that is not worth a line."""
-        self._counters[counter] += 1
-
-    def note(self, counter: str, text: str) -> None:
-        """``text`` says what was refused of whom: what reads the same is the same peer's."""
-        self._counters[counter] += 1
-        if text in self._told or len(self._told) >= TOLD_AT_MOST:
-            return
-        self._told.add(text)
-        last = "; further peers that are refused are only counted" if len(self._told) == TOLD_AT_MOST else ""
-        log.warning("node %s refuses %s (%s counts it)%s", self._node, text, counter, last)
 
 
 class Authentication:

@@ -6,7 +6,8 @@ Invariants:
   (``bus.asking``);
 - an ask takes effect at most once per incarnation of its receiver, however often it is sent (``bus.answering``).
   Across a restart the asker gets ``PeerRestarted`` and decides (``bus.peers``);
-- a message whose sender, incarnation or protocol does not fit is counted and dropped, never handled.
+- a message whose sender, incarnation or protocol does not fit is counted and dropped, never handled; who asks in
+  another version of the protocol is told (``bus.versions``).
 
 ``Courier`` knows nodes, not actors: what to do with a request is the ``Serve`` callback's business.
 """
@@ -23,9 +24,21 @@ import msgspec
 from bus.answering import Answering, Request, Serve
 from bus.asking import Asking
 from bus.codec import Decoder, Frame
-from bus.message import PROTOCOL_VERSION, Header, Kind, Lane, NodeAddress, PeerLost, PeerRestarted
+from bus.message import (
+    PROTOCOL_VERSION,
+    Failure,
+    Header,
+    Kind,
+    Lane,
+    NodeAddress,
+    PeerLost,
+    PeerRestarted,
+    ProtocolMismatch,
+)
 from bus.peers import Meeting, Peers
+from bus.refusals import Refusals
 from bus.transport import Transport
+from bus.versions import ANSWERED, mismatch, preamble
 from bus.wire import Wire
 
 __all__ = ["Courier", "Gone", "Request", "Serve"]
@@ -42,13 +55,18 @@ class Gone(Protocol):
 class Courier:
     """See the module docstring."""
 
-    def __init__(self, transport: Transport, serve: Serve, on_gone: Gone | None = None) -> None:
+    def __init__(
+        self, transport: Transport, serve: Serve, on_gone: Gone | None = None, *, protocol: int = PROTOCOL_VERSION
+    ) -> None:
+        """``protocol``: the version that this node speaks."""
         self.address = transport.address
         self._on_gone = on_gone
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._peers = Peers()
-        self._wire = Wire(transport, self._peers)
+        self._protocol = protocol
+        self._wire = Wire(transport, self._peers, protocol)
+        self._refusals = Refusals(self.address.name, self._wire.counters)
         self._asking = Asking(self._wire)
         self._answering = Answering(self._wire, serve)
         self._headers = msgspec.msgpack.Decoder(Header)
@@ -80,8 +98,8 @@ class Courier:
         about: str = "",
     ) -> T:
         """Send and wait for the answer; ``retries`` times it is sent again if none comes. Raises
-        ``DeadlineExceeded``, ``PeerLost``, ``PeerRestarted``, ``NoSuchActor``, ``Overloaded``, ``DecodeError`` (the
-        answer is of another type) or ``RemoteError`` (the handler raised)."""
+        ``DeadlineExceeded``, ``PeerLost``, ``PeerRestarted``, ``ProtocolMismatch``, ``NoSuchActor``, ``Overloaded``,
+        ``DecodeError`` (the answer is of another type) or ``RemoteError`` (the handler raised)."""
         return await self._asking.ask(
             to, actor, message, reply, timeout_s=timeout_s, retries=retries, lane=lane, about=about
         )
@@ -106,14 +124,14 @@ class Courier:
     def _arrive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         try:
             header = self._headers.decode(frames[0])
-        except (msgspec.MsgspecError, IndexError):
-            self.counters["malformed"] += 1
+        except (msgspec.MsgspecError, IndexError, RecursionError):
+            self._unreadable(lane, routing_id, frames)
             return
         sender = header.sender
-        if header.protocol != PROTOCOL_VERSION:
-            self.counters["wrong_protocol"] += 1
+        if header.protocol != self._protocol:
+            self._unreadable(lane, routing_id, frames)
             return
-        if routing_id != f"{sender.name}/{sender.epoch}".encode():
+        if routing_id != _routing_id(sender):
             self.counters["malformed"] += 1
             return
         match self._peers.meet(sender, self._loop.time()):
@@ -129,6 +147,21 @@ class Courier:
             self._misdirected(header)
             return
         self._dispatch(header, frames[1:], lane)
+
+    def _unreadable(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+        """No header of this node's protocol: another version's is refused by name, if somebody waits; all else is
+        malformed."""
+        found = preamble(frames[0]) if frames else None
+        if found is None or found.protocol == self._protocol or routing_id != _routing_id(found.sender):
+            self.counters["malformed"] += 1
+            return
+        text = mismatch(found.protocol, found.sender.name, self._protocol, self.address.name)
+        self._refusals.note("wrong_protocol", f"messages: {text}")
+        if found.kind in ANSWERED:
+            body = self._wire.encode(Failure(ProtocolMismatch.__name__, text))
+            self._wire.try_send(Kind.ERROR, found.sender, lane, body=body, type_="Failure", id_=found.id)
+        elif found.kind == Kind.ERROR:
+            self._asking.on_mismatch(found.sender.name, found.id, text)
 
     def _admit(self, newest: NodeAddress) -> None:
         """A node's first message: its earlier incarnations are history."""
@@ -197,3 +230,7 @@ class Courier:
         for peer in self._peers.all():
             self._wire.try_send(Kind.BYE, peer)
         self._transport.close()
+
+
+def _routing_id(sender: NodeAddress) -> bytes:
+    return f"{sender.name}/{sender.epoch}".encode()

@@ -90,6 +90,10 @@ class PeerRestarted(PeerLost):
     """The incarnation that was addressed is gone and has a successor: the caller decides whether to ask that one."""
 
 
+class ProtocolMismatch(BusError):
+    """The node is of another version; the message names both."""
+
+
 class NoSuchActor(BusError):
     """The node answers, but no actor of that name accepts the message."""
 

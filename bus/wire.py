@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bus.codec import Encoder, Frame
-from bus.message import BusError, Header, Kind, Lane, NodeAddress
+from bus.message import PROTOCOL_VERSION, BusError, Header, Kind, Lane, NodeAddress
 from bus.peers import Peers
 from bus.transport import Transport
 
@@ -21,9 +21,10 @@ from bus.transport import Transport
 class Wire:
     """One node's way out."""
 
-    def __init__(self, transport: Transport, peers: Peers) -> None:
+    def __init__(self, transport: Transport, peers: Peers, protocol: int = PROTOCOL_VERSION) -> None:
         self.address = transport.address
         self.counters: Counter[str] = Counter()
+        self._protocol = protocol
         self._transport = transport
         self._peers = peers
         self._encoder = Encoder()
@@ -52,6 +53,7 @@ class Wire:
         if refusal is not None:
             raise refusal
         header = Header(
+            protocol=self._protocol,
             kind=kind,
             to=actor,
             sender=self.address,

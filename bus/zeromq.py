@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import zmq
 
-from bus.authentication import Authentication, Refusals
+from bus.authentication import Authentication
 from bus.codec import Frame
 from bus.keyring import Pair
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
+from bus.refusals import Refusals
 from bus.security import (
     ClusterKey,
     SecurityError,

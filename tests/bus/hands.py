@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -59,11 +60,13 @@ class HandTransport:
 class Hand:
     """A courier on such a transport; what it is asked lands in ``requests``."""
 
-    def __init__(self, name: str, epoch: int = 1, serve: Callable[[Request], None] | None = None) -> None:
+    def __init__(
+        self, name: str, epoch: int = 1, serve: Callable[[Request], None] | None = None, **options: Any
+    ) -> None:
         self.requests: list[Request] = []
         self.transport = HandTransport(name, epoch)
         self.address = self.transport.address
-        self.courier = Courier(self.transport, serve or self.requests.append)
+        self.courier = Courier(self.transport, serve or self.requests.append, **options)
 
     def sent(self) -> list[Message]:
         """Take what was sent since the last call."""

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 import bus.asking
-import bus.authentication
+import bus.refusals
 import bus.zeromq
 from bus import keyring
 from bus.answering import Request
@@ -44,7 +44,7 @@ def counted(node: Courier, name: str) -> int:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "bus.authentication"]
+    return [record.getMessage() for record in caplog.records if record.name == "bus.refusals"]
 
 
 def message(sender: NodeAddress, text: str) -> list[bytes]:
@@ -135,12 +135,12 @@ async def test_a_node_that_is_not_on_the_list_is_told_so(tmp_path: Path, key: Cl
 
 def test_the_log_of_refusals_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     counters: Counter[str] = Counter()
-    refused = bus.authentication.Refusals("b", counters)
+    refused = bus.refusals.Refusals("b", counters)
     for number in range(10_000):
         refused.note("refused_keys", f"key {number}")
     assert counters["refused_keys"] == 10_000
     told = refusals(caplog)
-    assert len(told) == bus.authentication.TOLD_AT_MOST
+    assert len(told) == bus.refusals.TOLD_AT_MOST
     assert told[-1].endswith("further peers that are refused are only counted")
 
 

@@ -18,7 +18,7 @@ import bus.zeromq
 from bus.answering import Request, Serve
 from bus.codec import Decoder, Frame
 from bus.delivery import Courier
-from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost, PeerRestarted
+from bus.message import PROTOCOL_VERSION, CannotListen, Lane, NodeAddress, Overloaded, PeerLost, PeerRestarted
 from bus.zeromq import BATCH, ZeroMQTransport
 
 
@@ -48,8 +48,10 @@ class Nodes:
     def __init__(self) -> None:
         self.open: list[Courier] = []
 
-    def __call__(self, name: str, serve: Serve = ignore, *, epoch: int = 1, **options: Any) -> Courier:
-        courier = Courier(ZeroMQTransport(name, epoch, **options), serve)
+    def __call__(
+        self, name: str, serve: Serve = ignore, *, epoch: int = 1, protocol: int = PROTOCOL_VERSION, **options: Any
+    ) -> Courier:
+        courier = Courier(ZeroMQTransport(name, epoch, **options), serve, protocol=protocol)
         self.open.append(courier)
         return courier
 
