@@ -29,6 +29,10 @@ SERVER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 
+PLAIN = "it does not use CURVE"
+NOT_FOR_US = "its handshake is not one for this node's key"
+BROKEN_OFF = "it went away during its handshake, as plain clients do"
+
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 
@@ -134,7 +138,7 @@ class _Handshakes:
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
         self._peers: dict[int, str] = {}  # by descriptor
-        self._failure = 0
+        self._failure = ""
 
     def on_event(self, frames: list[bytes]) -> None:
         event = parse_monitor_message(frames)
@@ -142,17 +146,14 @@ class _Handshakes:
         if kind == zmq.EVENT_ACCEPTED:
             self._peers[value] = _host_behind(value, event["endpoint"].decode())
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            self._failure = value
+            self._failure = PLAIN if value == _MISMATCH else NOT_FOR_US
         elif kind == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self._refusals.count("broken_handshakes")
+            self._failure = BROKEN_OFF
         elif kind == zmq.EVENT_DISCONNECTED:
             peer = self._peers.pop(value, "an unknown address")
             if self._failure:
-                why = (
-                    "it does not use CURVE" if self._failure == _MISMATCH else "its handshake is not one for this node"
-                )
-                self._refusals.note("refused_handshakes", f"a connection from {peer}: {why}")
-                self._failure = 0
+                self._refusals.note("refused_handshakes", f"a connection from {peer}: {self._failure}")
+                self._failure = ""
 
 
 def _host_behind(descriptor: int, endpoint: str) -> str:

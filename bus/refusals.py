@@ -20,10 +20,6 @@ class Refusals:
         self._counters = counters
         self._told: set[str] = set()
 
-    def count(self, counter: str) -> None:
-        """One that is not worth a line."""
-        self._counters[counter] += 1
-
     def note(self, counter: str, text: str) -> None:
         """``text`` says what was refused of whom: what reads the same is the same peer's."""
         self._counters[counter] += 1
