@@ -1,6 +1,6 @@
 """A grpc.aio bidirectional stream over TCP, with msgspec as its serializer.
 
-    python -m benchmarks.bus.grpc_side [server]
+python -m benchmarks.bus.grpc_side [server]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two nodes in two processes, an actor on one, asks and tells from the other.
 
-    python -m benchmarks.bus.ours_side [server]
+python -m benchmarks.bus.ours_side [server]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plain synchronous pyzmq: a DEALER and a ROUTER over TCP, msgspec for the structs, nothing else.
 
-    python -m benchmarks.bus.pyzmq_side [ENDPOINT]      (with one: the answering process)
+python -m benchmarks.bus.pyzmq_side [ENDPOINT]      (with one: the answering process)
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main() -> None:
         for sent in range(count):
             if sent >= WINDOW:
                 socket.recv()
-            socket.send_multipart([b"t", array], copy=False)
+            socket.send_multipart([b"t", array.data], copy=False)
         for _ in range(min(WINDOW, count)):
             socket.recv()
         return [time.perf_counter() - start]

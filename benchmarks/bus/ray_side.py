@@ -1,10 +1,11 @@
 """A Ray actor on a cluster of this one machine, called from its driver.
 
-    python -m benchmarks.bus.ray_side
+python -m benchmarks.bus.ray_side
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -41,12 +42,12 @@ def main() -> None:
     ray.init(
         num_cpus=2,
         include_dashboard=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         log_to_driver=False,
         object_store_memory=1 << 30,
         _node_ip_address="127.0.0.1",
     )
-    echo = ray.remote(Echo).remote()
+    echo: Any = ray.remote(Echo).remote()
     sample, array = Sample(), tensor()
     large = np.arange(OBJECT_BYTES // 4, dtype=np.float32)
 

@@ -19,6 +19,7 @@ from bus.answering import Request, Serve
 from bus.codec import Decoder, Frame
 from bus.delivery import Courier
 from bus.message import PROTOCOL_VERSION, CannotListen, Lane, NodeAddress, Overloaded, PeerLost, PeerRestarted
+from bus.packing import packed, unpacked
 from bus.zeromq import BATCH, ZeroMQTransport
 
 
@@ -175,9 +176,9 @@ async def test_a_stranger_that_announces_too_large_a_frame_is_cut_off(monkeypatc
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
             stranger.connect(transport.address.control)
-            stranger.send(b"x" * ((1 << 20) + 1))
+            stranger.send(b"x" * ((1 << 20) + 100))
             while not found:  # what it sends after it has connected again arrives
-                stranger.send(b"small")
+                stranger.send(packed([b"small"], [5]))
                 await asyncio.sleep(0.01)
     finally:
         transport.close()
@@ -191,6 +192,22 @@ async def test_bytes_that_are_no_zeromq_disturb_nobody() -> None:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 1000)
             assert await ask(a, b.address, "still") == "still"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"", b"\0", b"\1", b"\1\2\0\0\0x", b"\1\1\0\0\0xy", b"\2\1\0\0\0\xff\xff\xff\xffx", b"\x09" + bytes(64)],
+    ids=["empty", "no frames", "no size", "too short", "too long", "a huge size", "too many"],
+)
+def test_what_is_not_packed_is_no_message(part: bytes) -> None:
+    assert unpacked(part) == []
+
+
+def test_packed_frames_come_out_as_they_went_in() -> None:
+    frames: list[Frame] = [b"head", b"", memoryview(b"body")]
+    part = packed(frames, [4, 0, 4])
+    assert part == b"\3\4\0\0\0\0\0\0\0\4\0\0\0headbody"
+    assert unpacked(part) == [b"head", b"", b"body"]
 
 
 async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> None:
@@ -208,7 +225,7 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> Non
         with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
             sender.connect(transport.address.control)
             for number in range(5):
-                sender.send(str(number).encode())
+                sender.send(packed([str(number).encode()], [1]))
             await asyncio.sleep(0.2)  # all of them wait: no new edge will come
             transport.start(receive)
             await until(lambda: len(found) == 5)
