@@ -87,6 +87,7 @@ class _Feed:
 
     def __init__(self) -> None:
         self.credit = asyncio.Semaphore(WINDOW)
+        self.granted = WINDOW  # items in all
         self.task: asyncio.Task[Any] | None = None
 
 
@@ -195,8 +196,12 @@ class Answering:
 
     def on_credit(self, header: Header) -> None:
         feed = self._feeds.get(_key(header))
-        if feed is not None:
-            for _ in range(min(max(header.sequence, 0), WINDOW)):
+        if feed is None:
+            return
+        more = min(header.sequence - feed.granted, WINDOW)
+        if more > 0:
+            feed.granted += more
+            for _ in range(more):
                 feed.credit.release()
 
     def on_cancel(self, header: Header) -> None:
@@ -217,8 +222,13 @@ class Answering:
             del self._books[name]
         self._end(lambda key: key[0] == name and key[1] <= epoch)
 
+    def unfinished(self) -> dict[str, int]:
+        """What is being answered, or kept because it may be asked for again."""
+        return {"streams_sent": len(self._feeds), "answers": sum(len(book.answers) for book in self._books.values())}
+
     def close(self) -> None:
         self._end(lambda key: True)
+        self._books.clear()
 
 
 def _key(header: Header) -> _Key:

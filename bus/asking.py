@@ -212,7 +212,7 @@ class Asking:
                         raise value.error
                     return
                 if taken % (WINDOW // 2) == 0:
-                    self._wire.try_send(Kind.CREDIT, to, id_=id_, sequence=WINDOW // 2)
+                    self._wire.try_send(Kind.CREDIT, to, id_=id_, sequence=taken + WINDOW)
                 yield value
         finally:
             del self._reading[id_]
@@ -296,6 +296,11 @@ class Asking:
         for reading in self._reading.values():
             if reading.to.name == name and reading.to.epoch in epochs:
                 reading.end(kind(f"{reading.what}: {why}"))
+
+    def unfinished(self) -> dict[str, int]:
+        """What waits for an answer."""
+        repeated = sum(map(len, self._repeated.values()))
+        return {"asks": len(self._asked), "asks_with_retries": repeated, "streams_read": len(self._reading)}
 
     def close(self, why: str) -> None:
         """End everything that waits."""

@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
     STREAM = 4  # open a stream of replies
     ITEM = 5  # one item of a stream; ``sequence`` counts from 0
     END = 6  # the stream is complete; ``sequence`` is the number of its items
-    CREDIT = 7  # ``sequence`` more items may be sent
+    CREDIT = 7  # ``sequence`` items may be sent in all: a total, so that one that is lost or doubled does no harm
     CANCEL = 8  # the reader of a stream no longer reads
     PING = 9
     PONG = 10

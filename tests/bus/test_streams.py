@@ -168,6 +168,30 @@ async def test_a_sender_that_ignores_its_credit_is_cut_off() -> None:
         await reading
 
 
+async def test_credit_that_arrives_twice_or_not_at_all_does_no_harm() -> None:
+    counting = Counting()
+    a, b = Hand("a"), Hand("b", serve=counting)
+    async with aclosing(numbers(a, b, 1000)) as stream:
+        for taken in range(WINDOW // 2):
+            reading = asyncio.create_task(anext(stream))
+            if not taken:
+                await exchange(a, b)
+            await reading
+        (first,) = [message for message in a.sent() if message.kind is Kind.CREDIT]
+        for _ in range(3):
+            b.take(first)
+            await exchange(a, b)
+        assert counting.yielded == WINDOW + WINDOW // 2 + 1, "and one that waits for credit"
+        for _ in range(WINDOW // 2):
+            await anext(stream)
+        a.sent()  # the second grant, which never arrives
+        for _ in range(WINDOW // 2):
+            await anext(stream)
+        await exchange(a, b)
+        assert counting.yielded == 2 * WINDOW + WINDOW // 2 + 1
+    await exchange(a, b)
+
+
 async def test_an_error_of_the_handler_arrives_after_the_items_before_it() -> None:
     def serve(request: Request) -> None:
         async def failing() -> AsyncGenerator[Number, None]:
