@@ -77,6 +77,10 @@ class Courier:
         """What happened, by name."""
         return self._wire.counters
 
+    def unfinished(self) -> dict[str, int]:
+        """What waits here for an answer, or for its end, by kind; nothing once the courier is closed."""
+        return {**self._asking.unfinished(), **self._answering.unfinished()}
+
     # ---- sending -------------------------------------------------------------------------------------------------
 
     def tell(self, to: NodeAddress, actor: str, message: Any, *, lane: Lane = Lane.CONTROL) -> None:

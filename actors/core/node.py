@@ -338,6 +338,7 @@ class Node:
         return {
             "node": self.address.name,
             "counters": dict(self.counters + self._courier.counters + self._transport.counters),
+            "unfinished": self._courier.unfinished(),
             "actors": {
                 name: {"handled": cell.handled, "failures": cell.failures}
                 for name, cell in self._cells.items()

@@ -323,6 +323,7 @@ async def test_what_a_node_does_is_described() -> None:
         assert on.host.describe() == {
             "node": "host",
             "counters": {"dead_letters": 1},
+            "unfinished": {"asks": 0, "asks_with_retries": 0, "streams_read": 0, "streams_sent": 0, "answers": 0},
             "actors": {"example": {"handled": 1, "failures": 0}},
         }
 
