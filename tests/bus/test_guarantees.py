@@ -1,0 +1,30 @@
+"""The guarantees of delivery, over networks that lose, double, overtake, part and crash (see ``tests.bus.history``)."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.bus.histories import play
+from tests.bus.history import violations
+from tests.bus.plans import Plan, plans
+
+
+def check(plan: Plan) -> None:
+    found = violations(play(plan))
+    if found:
+        raise AssertionError("\n".join(found))
+
+
+patient = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=patient)
+@given(plans)
+def test_every_history_keeps_the_guarantees(plan: Plan) -> None:
+    check(plan)
+
+
+@pytest.mark.deep
+@settings(max_examples=10_000, deadline=None, derandomize=True, suppress_health_check=patient)
+@given(plans)
+def test_ten_thousand_histories_keep_the_guarantees(plan: Plan) -> None:
+    check(plan)
