@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from bus.asking import WINDOW
+from bus.bounds import MESSAGE_OVERHEAD_BYTES, Account, Bounds
 from bus.codec import Decoder, Frame
-from bus.message import DeadlineExceeded, Failure, Header, Kind, Lane
+from bus.message import DeadlineExceeded, DecodeError, Failure, Header, Kind, Lane, Overloaded
+from bus.refusals import Refusals
 from bus.wire import Wire
 
 T = TypeVar("T")
@@ -39,10 +41,33 @@ class Request:
         self.frames = frames
         self.lane = lane
         self._answering = answering
+        self._account: Account | None = None  # of its sender, while it waits
+        self._size = 0
+
+    def wait(self, account: Account, now: float) -> str:
+        """Count as waiting until ``taken``; what is in the way of that, if anything is."""
+        size = MESSAGE_OVERHEAD_BYTES + sum(map(len, self.frames))
+        refusal = account.add(size, now)
+        if not refusal:
+            self._account, self._size = account, size
+        return refusal
+
+    def taken(self) -> None:
+        """It waits no longer: a handler has it, or nobody ever will."""
+        account, self._account = self._account, None
+        if account is not None:
+            account.remove(self._size)
+
+    def __del__(self) -> None:
+        self.taken()
 
     def decode(self, decoder: Decoder[T]) -> T:
         """The body; raises ``DecodeError``."""
-        return decoder.decode(self.frames)
+        try:
+            return decoder.decode(self.frames)
+        except DecodeError:
+            self._answering.on_unreadable(self.header)
+            raise
 
     def reply(self, value: Any) -> None:
         """Raises ``TypeError`` for what cannot travel; a reply that cannot be sent is counted."""
@@ -74,12 +99,17 @@ class _Book:
         self.epoch = epoch
         self.oldest = 0
         self.answers: dict[int, _Answer | None] = {}
+        self.bytes = 0
 
     def forget_before(self, oldest: int) -> None:
         """Ids arrive nearly in order: what is out of order is forgotten when it comes to the front."""
         self.oldest = oldest
         while self.answers and (first := next(iter(self.answers))) < oldest:
-            del self.answers[first]
+            self.bytes -= _size(self.answers.pop(first))
+
+    def keep(self, id_: int, answer: _Answer) -> None:
+        self.answers[id_] = answer
+        self.bytes += _size(answer)
 
 
 class _Feed:
@@ -97,9 +127,23 @@ _Key = tuple[str, int, int]
 class Answering:
     """See the module docstring."""
 
-    def __init__(self, wire: Wire, serve: Serve) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        serve: Serve,
+        *,
+        bounds: Bounds,
+        refusals: Refusals,
+        on_unreadable: Callable[[Header], None],
+    ) -> None:
+        """``on_unreadable``: told of requests whose body is not what it should be."""
         self._wire = wire
         self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._bounds = bounds
+        self._refusals = refusals
+        self.on_unreadable = on_unreadable
+        self._accounts: dict[str, Account] = {}
         self._books: dict[str, _Book] = {}
         self._feeds: dict[_Key, _Feed] = {}
 
@@ -110,7 +154,25 @@ class Answering:
             self._feeds[_key(header)] = _Feed()
         elif header.oldest and not self._first_time(header):
             return
-        self._serve(Request(self, header, frames, lane))
+        request = Request(self, header, frames, lane)
+        refusal = request.wait(self._account(header.sender.name), self._loop.time())
+        if refusal:
+            self._refuse(request, refusal)
+        else:
+            self._serve(request)
+
+    def _account(self, name: str) -> Account:
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= self._bounds.peers:  # of nodes that went while something of theirs waited
+                self._accounts = {name: account for name, account in self._accounts.items() if account.messages}
+            account = self._accounts[name] = Account(self._bounds)
+        return account
+
+    def _refuse(self, request: Request, refusal: str) -> None:
+        sender, this = request.header.sender.name, self._wire.address.name
+        self._refusals.note("over_bounds", f"messages of node {sender}: {refusal}")
+        self.answer(request, Kind.ERROR, Failure(Overloaded.__name__, f"node {this} refuses it: {refusal}"))
 
     def _first_time(self, header: Header) -> bool:
         """Note an ask with retries; one that came before is answered or dropped here."""
@@ -131,6 +193,12 @@ class Answering:
             return False
         if header.oldest > book.oldest:
             book.forget_before(header.oldest)
+        if len(book.answers) >= self._bounds.kept_answers:
+            refusal = f"it waits for {self._bounds.kept_answers} asks with retries already"
+            self._refusals.note("over_bounds", f"messages of node {sender.name}: {refusal}")
+            failure = self._wire.encode(Failure(Overloaded.__name__, refusal))
+            self._wire.try_send(Kind.ERROR, sender, Lane.CONTROL, body=failure, type_="Failure", id_=header.id)
+            return False
         book.answers[header.id] = None
         return True
 
@@ -145,15 +213,16 @@ class Answering:
             self._feeds.pop(_key(header), None)
         book = self._books.get(header.sender.name)
         if book is not None and book.epoch == header.sender.epoch and header.id in book.answers:
-            book.answers[header.id] = self._recorded(kind, type_, body, request.lane)
+            book.keep(header.id, self._recorded(kind, type_, body, request.lane, book.bytes))
         self._wire.try_send(kind, header.sender, request.lane, body=body, type_=type_, id_=header.id)
 
-    def _recorded(self, kind: Kind, type_: str, body: Sequence[Frame], lane: Lane) -> _Answer:
+    def _recorded(self, kind: Kind, type_: str, body: Sequence[Frame], lane: Lane, kept: int) -> _Answer:
         """A private copy of an answer: the frames are views of what its actor may change."""
         size = sum(len(frame) for frame in body)
-        if size <= KEPT_ANSWER_BYTES:
+        if size <= KEPT_ANSWER_BYTES and kept + size <= self._bounds.kept_bytes:
             return _Answer(kind, type_, [bytes(frame) for frame in body], lane)
-        text = f"it was handled, but its answer of {size} bytes got lost and is too large to be kept"
+        why = "is too large to be kept" if size > KEPT_ANSWER_BYTES else "too much was kept already"
+        text = f"it was handled, but its answer of {size} bytes got lost and {why}"
         failure = self._wire.encode(Failure("AnswerLost", text))
         return _Answer(Kind.ERROR, "Failure", [bytes(frame) for frame in failure], lane)
 
@@ -220,6 +289,9 @@ class Answering:
         book = self._books.get(name)
         if book is not None and book.epoch <= epoch:
             del self._books[name]
+        account = self._accounts.get(name)
+        if account is not None and account.messages == 0:
+            del self._accounts[name]
         self._end(lambda key: key[0] == name and key[1] <= epoch)
 
     def unfinished(self) -> dict[str, int]:
@@ -229,6 +301,10 @@ class Answering:
     def close(self) -> None:
         self._end(lambda key: True)
         self._books.clear()
+
+
+def _size(answer: _Answer | None) -> int:
+    return 0 if answer is None else sum(map(len, answer.body))
 
 
 def _key(header: Header) -> _Key:

@@ -21,6 +21,9 @@ Frame = bytes | bytearray | memoryview
 INLINE_BYTES = 2048
 """Arrays up to this size travel inside the body: below it a frame of their own costs more than the copy."""
 
+MAX_BODY_BYTES = 1 << 28
+"""Of what travels besides large arrays: decoded, it takes many times its size."""
+
 _CODES = frozenset(["|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"])
 
 
@@ -32,11 +35,19 @@ class Encoder:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array)
 
     def encode(self, value: Any) -> list[Frame]:
-        """Body first, then the large arrays' buffers (views, not copies: leave them unchanged until sent)."""
+        """Body first, then the large arrays' buffers (views, not copies: leave them unchanged until sent). Raises
+        ``TypeError`` for what cannot travel, ``ValueError`` for what is too large."""
         self._frames = []
         try:
             body = self._encoder.encode(value)
+            if len(body) > MAX_BODY_BYTES:
+                raise ValueError(
+                    f"a {type(value).__name__} of {len(body)} bytes besides its large arrays: "
+                    f"at most {MAX_BODY_BYTES} travel in one message"
+                )
             return [body, *self._frames]
+        except RecursionError:
+            raise TypeError(f"cannot put a {type(value).__name__} in a message: it is nested too deeply") from None
         finally:
             self._frames = []
 
@@ -64,6 +75,8 @@ class Decoder(Generic[T]):
 
     def decode(self, frames: Sequence[Frame]) -> T:
         """Arrays are read-only views of their frames. Raises ``DecodeError``."""
+        if frames and len(frames[0]) > MAX_BODY_BYTES:
+            raise DecodeError(f"malformed message body: {len(frames[0])} bytes, expected at most {MAX_BODY_BYTES}")
         self._frames = frames[1:]
         try:
             return self._decoder.decode(frames[0])

@@ -23,6 +23,7 @@ import msgspec
 
 from bus.answering import Answering, Request, Serve
 from bus.asking import Asking
+from bus.bounds import MAX_FRAMES, Bounds, Mutes
 from bus.codec import Decoder, Frame
 from bus.message import (
     PROTOCOL_VERSION,
@@ -56,9 +57,15 @@ class Courier:
     """See the module docstring."""
 
     def __init__(
-        self, transport: Transport, serve: Serve, on_gone: Gone | None = None, *, protocol: int = PROTOCOL_VERSION
+        self,
+        transport: Transport,
+        serve: Serve,
+        on_gone: Gone | None = None,
+        *,
+        protocol: int = PROTOCOL_VERSION,
+        bounds: Bounds | None = None,
     ) -> None:
-        """``protocol``: the version that this node speaks."""
+        """``protocol``: the version that this node speaks; ``bounds``: of what each peer may put on it."""
         self.address = transport.address
         self._on_gone = on_gone
         self._transport = transport
@@ -68,7 +75,15 @@ class Courier:
         self._wire = Wire(transport, self._peers, protocol)
         self._refusals = Refusals(self.address.name, self._wire.counters)
         self._asking = Asking(self._wire)
-        self._answering = Answering(self._wire, serve)
+        self._bounds = bounds or Bounds()
+        self._mutes = Mutes(self._bounds)
+        self._answering = Answering(
+            self._wire,
+            serve,
+            bounds=self._bounds,
+            refusals=self._refusals,
+            on_unreadable=lambda header: self._mute_too_often(_routing_id(header.sender)),
+        )
         self._headers = msgspec.msgpack.Decoder(Header)
         transport.start(self._arrive)
 
@@ -126,38 +141,55 @@ class Courier:
     # ---- receiving -----------------------------------------------------------------------------------------------
 
     def _arrive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
-        try:
-            header = self._headers.decode(frames[0])
-        except (msgspec.MsgspecError, IndexError, RecursionError):
-            self._unreadable(lane, routing_id, frames)
+        now = self._loop.time()
+        if self._mutes.muted(routing_id, now):
+            self.counters["muted"] += 1
             return
-        sender = header.sender
-        if header.protocol != self._protocol:
-            self._unreadable(lane, routing_id, frames)
+        header = self._read(lane, routing_id, frames)
+        if header is None or not self._knows(header.sender, routing_id, now):
             return
-        if routing_id != _routing_id(sender):
-            self.counters["malformed"] += 1
-            return
-        match self._peers.meet(sender, self._loop.time()):
-            case Meeting.STALE:
-                self.counters["stale_epoch"] += 1
-                return
-            case Meeting.FALSE:
-                self.counters["malformed"] += 1
-                return
-            case Meeting.NEW:
-                self._admit(sender)
         if header.to_epoch not in (0, self.address.epoch):
             self._misdirected(header)
             return
         self._dispatch(header, frames[1:], lane)
+
+    def _read(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> Header | None:
+        """The header of a message, if it is this protocol's and of who has sent it."""
+        try:
+            header = self._headers.decode(frames[0])
+        except (msgspec.MsgspecError, IndexError, RecursionError):
+            self._unreadable(lane, routing_id, frames)
+            return None
+        if header.protocol != self._protocol:
+            self._unreadable(lane, routing_id, frames)
+            return None
+        if routing_id != _routing_id(header.sender) or len(frames) > MAX_FRAMES:
+            self._malformed(routing_id)
+            return None
+        return header
+
+    def _knows(self, sender: NodeAddress, routing_id: bytes, now: float) -> bool:
+        """Whether a message's sender is heard; it is known from now on."""
+        match self._peers.meet(sender, now):
+            case Meeting.STALE:
+                self.counters["stale_epoch"] += 1
+                return False
+            case Meeting.FALSE:
+                self._malformed(routing_id)
+                return False
+            case Meeting.NEW if self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
+                self._refusals.note("too_many_peers", f"node {sender.name}: {self._bounds.peers} others are known")
+                return False
+            case Meeting.NEW:
+                self._admit(sender)
+        return True
 
     def _unreadable(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         """No header of this node's protocol: another version's is refused by name, if somebody waits; all else is
         malformed."""
         found = preamble(frames[0]) if frames else None
         if found is None or found.protocol == self._protocol or routing_id != _routing_id(found.sender):
-            self.counters["malformed"] += 1
+            self._malformed(routing_id)
             return
         text = mismatch(found.protocol, found.sender.name, self._protocol, self.address.name)
         self._refusals.note("wrong_protocol", f"messages: {text}")
@@ -166,6 +198,16 @@ class Courier:
             self._wire.try_send(Kind.ERROR, found.sender, lane, body=body, type_="Failure", id_=found.id)
         elif found.kind == Kind.ERROR:
             self._asking.on_mismatch(found.sender.name, found.id, text)
+
+    def _malformed(self, routing_id: bytes) -> None:
+        self.counters["malformed"] += 1
+        self._mute_too_often(routing_id)
+
+    def _mute_too_often(self, routing_id: bytes) -> None:
+        """After another message that could not be read."""
+        if self._mutes.unreadable(routing_id, self._loop.time()):
+            name = routing_id.decode(errors="replace")[:100]
+            self._refusals.note("mutes", f"to hear {name!r} for {self._bounds.muted_s:g} s: too much cannot be read")
 
     def _admit(self, newest: NodeAddress) -> None:
         """A node's first message: its earlier incarnations are history."""

@@ -32,6 +32,10 @@ class Peers:
         self._heard: dict[str, float] = {}
         self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> epoch, why
 
+    def __len__(self) -> int:
+        """How many are known and not lost."""
+        return len(self._newest)
+
     def meet(self, sender: NodeAddress, now: float) -> Meeting:
         """What to make of a message's sender; a known one is noted as heard."""
         known = self._newest.get(sender.name)

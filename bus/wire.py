@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from bus.bounds import check_message
 from bus.codec import Encoder, Frame
 from bus.message import PROTOCOL_VERSION, BusError, Header, Kind, Lane, NodeAddress
 from bus.peers import Peers
@@ -48,7 +49,7 @@ class Wire:
         sequence: int = 0,
         oldest: int = 0,
     ) -> None:
-        """Raises ``PeerLost``, ``PeerRestarted`` or ``Overloaded``."""
+        """Raises ``PeerLost``, ``PeerRestarted`` or ``Overloaded``, and ``ValueError`` for what is too large."""
         refusal = self._peers.refusal(to)
         if refusal is not None:
             raise refusal
@@ -64,7 +65,10 @@ class Wire:
             sequence=sequence,
             oldest=oldest,
         )
-        self._transport.send(to, lane, [self._headers.encode(header), *body])
+        frames = [self._headers.encode(header), *body]
+        if len(frames) > 2:  # a header and a body alone are bounded already
+            check_message(frames)
+        self._transport.send(to, lane, frames)
 
     def try_send(
         self,

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import zmq
 
 from bus.authentication import Authentication
+from bus.bounds import MAX_FRAMES
 from bus.codec import Frame
 from bus.keyring import Pair
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
@@ -48,6 +49,9 @@ ZERO_COPY_BYTES = 65_536
 
 MAX_FRAME_BYTES = 1 << 30
 """A connection that announces a larger frame is cut, before memory is set aside for it."""
+
+MAX_SOCKETS = 32_768
+"""Of one node: two for each peer, and twice that with a key file. ZeroMQ's default is 1,023."""
 
 LINGER_MS = 300
 
@@ -93,12 +97,14 @@ class ZeroMQTransport:
         self._pair = check_name(name, key) if key is not None else None
         self._counters: Counter[str] = Counter()
         self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._routing_id = f"{name}/{epoch}".encode()
         self._routers: dict[Lane, zmq.Socket[bytes]] = {}
         self._ways: dict[_Where, _Way] = {}
         self._server_keys: dict[str, str] = {}  # by name, as the key file is now
         self._refused: dict[_Where, float] = {}  # until when
         self._receive: Receive | None = None
+        self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
         self._loop = asyncio.get_running_loop()
         self._refusals = Refusals(name, self._counters)
         self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
@@ -137,12 +143,23 @@ class ZeroMQTransport:
     def start(self, receive: Receive) -> None:
         self._receive = receive
         for lane, router in self._routers.items():
-            self._loop.add_reader(router.fileno(), self._drain, lane)
-            self._loop.call_soon(self._drain, lane)  # what came before may have been signalled already
+            self._loop.add_reader(router.fileno(), self._on_readable, lane)
+            self._drain_soon(lane)  # what came before may have been signalled already
+
+    def _on_readable(self, lane: Lane) -> None:
+        """Nothing to do where a call is due already: were there another one for every signal, the calls of a turn of
+        the loop, and so its length, would grow as long as messages keep coming."""
+        if lane not in self._due:
+            self._drain(lane)
+
+    def _drain_soon(self, lane: Lane) -> None:
+        self._due.add(lane)
+        self._loop.call_soon(self._drain, lane)
 
     def _drain(self, lane: Lane) -> None:
         """Deliver what has arrived. The descriptor signals only what is new, so whatever is left needs a call of its
         own, also when a message's delivery raises (which the event loop then reports)."""
+        self._due.discard(lane)
         rest = True
         try:
             for _ in range(BATCH[lane]):
@@ -155,7 +172,7 @@ class ZeroMQTransport:
                     self._receive(lane, routing_id, unpacked(parts[0]) if len(parts) == 1 else parts)
         finally:
             if rest and self._receive is not None:
-                self._loop.call_soon(self._drain, lane)
+                self._drain_soon(lane)
 
     def _take(self, router: zmq.Socket[bytes], *, copy: bool) -> tuple[bytes, list[Frame]]:
         """One message, of which at least the first part is there: routing id and frames; none of them if its sender is
@@ -168,6 +185,8 @@ class ZeroMQTransport:
         parts: list[Frame] = []
         while router.get(zmq.RCVMORE):
             part = router.recv(_NOW, copy=copy)
+            if len(parts) > MAX_FRAMES:
+                continue  # it is refused for their number
             parts.append(part if isinstance(part, bytes) else memoryview(part.buffer))
         return routing_id, parts if heard else []
 
@@ -207,7 +226,10 @@ class ZeroMQTransport:
         endpoint, lane, server_key = where
         if self._refused.get(where, 0.0) > self._loop.time():
             raise PeerLost(f"node {to.name} at {endpoint} refuses the key of node {self._name}: it is not on its list")
-        dealer = self._context.socket(zmq.DEALER)
+        try:
+            dealer = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:  # too many
+            raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
         dealer.routing_id = self._routing_id
         dealer.linger = LINGER_MS
         dealer.sndhwm = QUEUED[lane]

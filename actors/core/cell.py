@@ -101,6 +101,7 @@ class Cell:
                 envelope = self._mailbox.take()
                 if envelope is None:
                     continue
+                envelope.taken()
                 self.handled += 1
                 if envelope.facts.concurrent:
                     self._beside(self.actor, envelope)

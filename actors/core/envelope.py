@@ -35,6 +35,9 @@ class Envelope:
     def wants_answer(self) -> bool:
         return False
 
+    def taken(self) -> None:
+        """It no longer waits in a mailbox."""
+
     def reply(self, value: Any) -> None:
         """What the handler returned. Raises ``TypeError`` for what cannot travel."""
 
@@ -169,6 +172,9 @@ class Remote(Envelope):
     @property
     def wants_answer(self) -> bool:
         return self._request.header.id != 0
+
+    def taken(self) -> None:
+        self._request.taken()
 
     def reply(self, value: Any) -> None:
         self._request.reply(value)

@@ -24,6 +24,7 @@ from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.ref import Ref
 from actors.core.restarts import NEVER, Restarts
 from actors.core.watching import NODE_ACTOR, Down, DownKind, Monitor, NodeGone, Watches
+from bus.bounds import Bounds
 from bus.codec import Decoder
 from bus.delivery import Courier, Request
 from bus.message import (
@@ -59,8 +60,10 @@ class Node:
         key: ClusterKey | None = None,
         epoch: int | None = None,
         transport: Transport | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
-        """``epoch`` grows from one incarnation of a name to the next; the default is the time of day."""
+        """``epoch`` grows from one incarnation of a name to the next; the default is the time of day. ``bounds``: of
+        what each peer may put on this node."""
         epoch = time.time_ns() if epoch is None else epoch
         self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
         self.address = self._transport.address
@@ -69,7 +72,7 @@ class Node:
         self._cells: dict[str, Cell] = {}
         self._decoders: dict[Any, Decoder[Any]] = {}
         self.loop = asyncio.get_running_loop()
-        self._courier = Courier(self._transport, self._serve, self._gone)
+        self._courier = Courier(self._transport, self._serve, self._gone, bounds=bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
         self._background: set[asyncio.Task[Any]] = set()
