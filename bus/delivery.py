@@ -216,7 +216,7 @@ class Courier:
         self._asking.fail(newest.name, range(1, newest.epoch), PeerRestarted, why)
         self._answering.forget(newest.name, newest.epoch - 1)
         if earlier is not None:
-            self._transport.disconnect(earlier)
+            self._wire.leave(earlier)
         if self._on_gone is not None:
             self._on_gone(newest.name, newest.epoch - 1, why, restarted=True)
 
@@ -265,7 +265,7 @@ class Courier:
             return
         self._asking.fail(gone.name, range(gone.epoch + 1), PeerLost, f"node {gone.name} is lost: {reason}")
         self._answering.forget(gone.name, gone.epoch)
-        self._transport.disconnect(gone)
+        self._wire.leave(gone)
         if self._on_gone is not None:
             self._on_gone(gone.name, gone.epoch, f"node {gone.name} is lost: {reason}", restarted=False)
 

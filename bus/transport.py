@@ -33,7 +33,7 @@ class Transport(Protocol):
         blocks."""
 
     def disconnect(self, peer: NodeAddress) -> None:
-        """Drop what is queued for a peer, and the connection."""
+        """Drop what is queued for a peer, and the connections; an empty endpoint stands for none."""
 
     def close(self) -> None:
         """Close all connections; what is queued gets a short, bounded time to leave. Idempotent."""

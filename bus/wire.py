@@ -28,6 +28,7 @@ class Wire:
         self._protocol = protocol
         self._transport = transport
         self._peers = peers
+        self._addressed: dict[str, NodeAddress] = {}  # the newest incarnation that something was sent to
         self._encoder = Encoder()
         self._headers = msgspec.msgpack.Encoder()
 
@@ -53,6 +54,9 @@ class Wire:
         refusal = self._peers.refusal(to)
         if refusal is not None:
             raise refusal
+        addressed = self._addressed.get(to.name)
+        if to.epoch and (addressed is None or addressed.epoch < to.epoch):
+            self._addressed[to.name] = to
         header = Header(
             protocol=self._protocol,
             kind=kind,
@@ -88,3 +92,13 @@ class Wire:
             self.counters[f"unsent_{kind.name.lower()}"] += 1
             return False
         return True
+
+    def leave(self, gone: NodeAddress) -> None:
+        """Drop what waits for an incarnation that is gone; not what its successor is to get at the same place."""
+        addressed, heard = self._addressed.get(gone.name), self._peers.newest(gone.name)
+        later = [address for address in (addressed, heard) if address is not None and address.epoch > gone.epoch > 0]
+        if not later:
+            self._addressed.pop(gone.name, None)
+        taken = {endpoint for address in later for endpoint in (address.control, address.bulk)}
+        control, bulk = ("" if endpoint in taken else endpoint for endpoint in (gone.control, gone.bulk))
+        self._transport.disconnect(NodeAddress(gone.name, control, bulk, gone.epoch))

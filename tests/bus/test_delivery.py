@@ -416,6 +416,19 @@ async def test_a_successor_is_asked_as_if_nothing_had_been_even_before_it_was_he
     assert await waiting == Total(1)
 
 
+async def test_what_waits_for_a_successor_at_the_same_place_outlives_its_predecessor() -> None:
+    a, b1, b2 = Hand("a"), Hand("b", 1), Hand("b", 2)
+    b1.courier.ping(a.address)
+    carry(b1, a)
+    a.courier.tell(b2.address, "counter", Add(1))
+    a.courier.lose(b1.address, "its process ended")
+    b2.courier.ping(a.address)
+    carry(b2, a)
+    a.courier.lose(b2.address, "so did this one's")
+    spared = msgspec.structs.replace(b1.address, control="", bulk="")
+    assert a.transport.disconnected == [spared, b2.address]
+
+
 async def test_an_ask_that_waits_learns_of_a_restart() -> None:
     a, b1, b2 = Hand("a"), Hand("b", 1), Hand("b", 2)
     waiting = ask(a, b1)
