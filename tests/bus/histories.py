@@ -3,158 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
 
 import msgspec
 
-from actors.core import Actor, Node, Ref, handler
-from bus.codec import Frame
-from bus.message import BusError, Header, Lane, RemoteError
+from actors.core import Node
+from bus.message import Header
 from bus.message import Kind as WireKind
-from bus.simulated import Link, SimulatedNetwork, SimulatedTransport
+from bus.simulated import Frames, Link, SimulatedNetwork
 from bus.virtual_time import run as run_in_virtual_time
 from tests.bus import plans
-from tests.bus.history import (
-    AnyEvent,
-    Down,
-    Dropped,
-    Ended,
-    Finished,
-    Handled,
-    History,
-    Kind,
-    Life,
-    Lost,
-    Sent,
-    Taken,
-    Up,
-    Yielded,
-)
+from tests.bus.history import AnyEvent, Down, Dropped, History, Life, Lost, Sent, Up
+from tests.bus.workers import Caller
 
 LATENCY_S = 0.0002
 LONGEST_S = 60.0
 """Virtual time after which every call has ended."""
 
-ACTOR = "worker"
 
-
-class Deliberate(Exception):
-    """What a handler raises that is to fail."""
-
-
-class Note(msgspec.Struct, frozen=True):
-    op: int
-    by: Life
-
-
-class Work(msgspec.Struct, frozen=True):
-    op: int
-    by: Life
-    fails: bool
-
-
-class SlowWork(msgspec.Struct, frozen=True):
-    op: int
-    by: Life
-    fails: bool
-    delay_s: float
-
-
-class Count(msgspec.Struct, frozen=True):
-    op: int
-    by: Life
-    items: int
-
-
-class Done(msgspec.Struct, frozen=True):
-    op: int
-    life: Life
-
-
-class Item(msgspec.Struct, frozen=True):
-    op: int
-    index: int
-
-
-class Book:
-    """The history that is being written."""
+class LoopBook:
+    """The history of one process in virtual time."""
 
     def __init__(self) -> None:
         self.events: list[AnyEvent] = []
         self.killed: set[Life] = set()
         self._loop = asyncio.get_running_loop()
+        self._ops = itertools.count(1)
+        self.senders: dict[int, Life] = {}
 
     def now(self) -> float:
         return self._loop.time()
+
+    def next_op(self) -> int:
+        return next(self._ops)
 
     def write(self, event: AnyEvent) -> None:
         """What a killed process still does in this one is not part of history."""
         if event.life not in self.killed:
             self.events.append(event)
+        if isinstance(event, Sent):
+            self.senders[event.op] = event.life
 
 
-class Worker(Actor):
-    """Does what it is told, and writes it down."""
-
-    def __init__(self, book: Book, life: Life) -> None:
-        self._book = book
-        self._life = life
-
-    def _handled(self, op: int, by: Life) -> None:
-        self._book.write(Handled(at=self._book.now(), life=self._life, op=op, by=by))
-
-    @handler
-    async def note(self, message: Note) -> None:
-        self._handled(message.op, message.by)
-
-    @handler
-    async def work(self, message: Work) -> Done:
-        self._handled(message.op, message.by)
-        if message.fails:
-            raise Deliberate
-        return Done(message.op, self._life)
-
-    @handler(concurrent=True)
-    async def slow_work(self, message: SlowWork) -> Done:
-        self._handled(message.op, message.by)
-        await asyncio.sleep(message.delay_s)
-        if message.fails:
-            raise Deliberate
-        return Done(message.op, self._life)
-
-    @handler
-    async def count(self, message: Count) -> AsyncGenerator[Item, None]:
-        self._handled(message.op, message.by)
-        try:
-            for index in range(message.items):
-                yield Item(message.op, index)
-                self._book.write(Yielded(at=self._book.now(), life=self._life, op=message.op, index=index))
-        finally:
-            self._book.write(Finished(at=self._book.now(), life=self._life, op=message.op))
-
-
-class Post:
+class Post(Caller):
     """One incarnation of a node."""
 
-    def __init__(self, book: Book, network: SimulatedNetwork, name: str, *, port: int = 0) -> None:
-        self.transport: SimulatedTransport = network.join(name, port=port)
-        self.node = Node(name, transport=self.transport)
-        self.life = Life(name, self.node.address.epoch)
-        self.ref = Ref(self.node.address, ACTOR)
+    def __init__(self, book: LoopBook, network: SimulatedNetwork, name: str, *, port: int = 0) -> None:
+        self.transport = network.join(name, port=port)
+        super().__init__(book, Node(name, transport=self.transport))
         self.up = True
         book.write(Up(at=book.now(), life=self.life))
-
-    async def staff(self, book: Book) -> None:
-        await self.node.spawn(lambda: Worker(book, self.life), ACTOR)
 
 
 class Stage:
     """The nodes of one history, through all their incarnations."""
 
-    def __init__(self, plan: plans.Plan, book: Book) -> None:
+    def __init__(self, plan: plans.Plan, book: LoopBook) -> None:
         weather = plan.weather
         link = Link(
             latency_s=LATENCY_S,
@@ -167,20 +72,18 @@ class Stage:
         self.network = SimulatedNetwork(seed=plan.seed, link=link, on_lost=self._on_lost)
         self.posts: list[list[Post]] = []
         self.over_at = 0.0
-        self._ops = 0
-        self._calls: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         for number in range(plans.NODES):
             post = Post(self.book, self.network, f"n{number}")
             self.posts.append([post])
-            await post.staff(self.book)
+            await post.staff()
 
-    def _on_lost(self, why: str, source: str, frames: Any) -> None:
+    def _on_lost(self, why: str, source: str, frames: Frames) -> None:
+        """What a node drops because it concludes that another is gone needs a better reason than that."""
         op = _op_of(frames)
-        if op:
-            life = next(event.life for event in self.book.events if isinstance(event, Sent) and event.op == op)
-            self.book.write(Dropped(at=self.book.now(), life=life, op=op))
+        if op and why != "disconnected":
+            self.book.write(Dropped(at=self.book.now(), life=self.book.senders[op], op=op))
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +92,9 @@ class Stage:
             case plans.Wait():
                 await asyncio.sleep(step.seconds)
             case plans.Tell() | plans.Ask() | plans.Stream():
-                self._call(step)
+                source = self._now(step.source)
+                if source.up and step.source != step.target:
+                    source.call(step, self.posts[step.target][0 if step.whom == "first" else -1].node.address)
             case plans.End():
                 await self._end(step)
             case plans.Part():
@@ -220,14 +125,14 @@ class Stage:
             port = int(post.node.address.control.rsplit(":", 1)[1]) if step.same_place else 0
             successor = Post(self.book, self.network, post.life.node, port=port)
             self.posts[step.node].append(successor)
-            await successor.staff(self.book)
+            await successor.staff()
             self._greet(successor)
 
     def _greet(self, newcomer: Post) -> None:
         """As a restarted process does that takes up its work: so the others hear of it."""
         for posts in self.posts:
             if posts[-1].up and posts[-1] is not newcomer:
-                self._tell(newcomer, posts[-1].ref, plans.Tell(0, 0, lane=0, whom="newest"))
+                newcomer.call(plans.Tell(0, 0, lane=0, whom="newest"), posts[-1].node.address)
 
     def _lose(self, step: plans.Lose) -> None:
         source, target = self._now(step.source), self._now(step.target)
@@ -244,134 +149,30 @@ class Stage:
 
             source.node.watch(target.node.address, silence_s=step.silence_s, on_lost=on_lost)
 
-    # ---- calls ---------------------------------------------------------------------------------------------------
-
-    def _call(self, step: plans.Tell | plans.Ask | plans.Stream) -> None:
-        source = self._now(step.source)
-        if not source.up or step.source == step.target:
-            return
-        target = self.posts[step.target][0 if step.whom == "first" else -1].ref
-        if step.whom == "any":
-            target = Ref(msgspec.structs.replace(target.node, epoch=0), ACTOR)
-        if step.whom == "nobody":
-            target = Ref(target.node, "nobody")
-        match step:
-            case plans.Tell():
-                for _ in range(step.count):
-                    self._tell(source, target, step)
-            case plans.Ask():
-                self._calls.append(asyncio.create_task(self._ask(source, target, step)))
-            case plans.Stream():
-                self._calls.append(asyncio.create_task(self._stream(source, target, step)))
-
-    def _sent(self, source: Post, to: Ref, kind: Kind, lane: int, **facts: Any) -> int:
-        self._ops += 1
-        node = to.node
-        self.book.write(
-            Sent(
-                at=self.book.now(),
-                life=source.life,
-                op=self._ops,
-                kind=kind,
-                to=node.name,
-                epoch=node.epoch,
-                lane=lane,
-                vanished=to.actor != ACTOR,
-                **facts,
-            )
-        )
-        return self._ops
-
-    def _tell(self, source: Post, to: Ref, step: plans.Tell) -> None:
-        op = self._sent(source, to, "tell", step.lane)
-        before = source.node.counters["dead_letters"]
-        source.node.tell(to, Note(op, source.life), lane=Lane(step.lane))
-        if source.node.counters["dead_letters"] > before:
-            self.book.write(Dropped(at=self.book.now(), life=source.life, op=op))
-
-    async def _ask(self, source: Post, to: Ref, step: plans.Ask) -> None:
-        slow = step.delay_s > 0
-        op = self._sent(
-            source,
-            to,
-            "ask",
-            step.lane,
-            retries=step.retries,
-            timeout_s=step.timeout_s,
-            fails=step.fails,
-            late=step.delay_s >= step.timeout_s,
-            in_turn=not slow,
-        )
-        life, fails = source.life, step.fails
-        message = SlowWork(op, life, fails, step.delay_s) if slow else Work(op, life, fails)
-        asking = source.node.ask(
-            to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane)
-        )
-        try:
-            async with asyncio.timeout(step.leave_s or None):
-                done = await asking
-        except TimeoutError:
-            self._ended(source, op, "left")
-        except BusError as error:
-            self._ended(source, op, type(error).__name__, remote=getattr(error, "kind", ""))
-        else:
-            self._ended(source, op, "reply", answered=done.life, about=done.op)
-
-    async def _stream(self, source: Post, to: Ref, step: plans.Stream) -> None:
-        op = self._sent(source, to, "stream", step.lane, timeout_s=step.timeout_s, items=step.items, in_turn=False)
-        message = Count(op, source.life, step.items)
-        items = source.node.stream(to, message, Item, timeout_s=step.timeout_s, lane=Lane(step.lane))
-        how = "end"
-        try:
-            async with aclosing(items):
-                taken = 0
-                async for item in items:
-                    index = item.index if item.op == op else -1
-                    self.book.write(Taken(at=self.book.now(), life=source.life, op=op, index=index))
-                    taken += 1
-                    if taken == step.leave:
-                        how = "left"
-                        break
-                    await asyncio.sleep(step.pace_s)
-        except BusError as error:
-            remote = error.kind if isinstance(error, RemoteError) else ""
-            self._ended(source, op, type(error).__name__, remote=remote)
-        else:
-            self._ended(source, op, how)
-
-    def _ended(self, source: Post, op: int, how: str, **facts: Any) -> None:
-        self.book.write(Ended(at=self.book.now(), life=source.life, op=op, how=how, **facts))
-
     # ---- the end -------------------------------------------------------------------------------------------------
 
     async def end(self) -> list[str]:
         """Let everything come to its end, close, and say what is left over."""
+        everyone = [post for posts in self.posts for post in posts]
+        calls = [task for post in everyone for task in post.calls]
         self.network.heal()
-        if self._calls:
-            _, stuck = await asyncio.wait(self._calls, timeout=LONGEST_S)
+        if calls:
+            _, stuck = await asyncio.wait(calls, timeout=LONGEST_S)
             for task in stuck:
                 task.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.sleep(LONGEST_S)
         self.over_at = self.book.now()
-        for posts in self.posts:
-            if posts[-1].up:
-                self.book.write(Down(at=self.book.now(), life=posts[-1].life, killed=False))
-                await posts[-1].node.close()
+        for post in everyone:
+            if post.up:
+                self.book.write(Down(at=self.book.now(), life=post.life, killed=False))
+                await post.node.close()
         await asyncio.sleep(1)
-        left = [
-            f"{post.life}: {count} {what}"
-            for posts in self.posts
-            for post in posts
-            for what, count in post.node.describe()["unfinished"].items()
-            if count
-        ]
-        errors = [task.exception() for task in self._calls if not task.cancelled()]
-        left += [f"a call raised {error!r}" for error in errors if error is not None]
+        left = [text for post in everyone for text in post.left_over()]
         return left + [repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
 
-def _op_of(frames: list[Frame]) -> int:
+def _op_of(frames: Frames) -> int:
     """Which call a request on the wire belongs to; 0 for what is none."""
     header = msgspec.msgpack.decode(frames[0], type=Header)
     if header.kind not in (WireKind.TELL, WireKind.ASK, WireKind.STREAM):
@@ -382,7 +183,7 @@ def _op_of(frames: list[Frame]) -> int:
 async def _history(plan: plans.Plan) -> History:
     problems: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(repr(context)))
-    book = Book()
+    book = LoopBook()
     stage = Stage(plan, book)
     await stage.begin()
     for step in plan.steps:

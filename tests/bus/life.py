@@ -1,0 +1,165 @@
+"""A process with one node over ZeroMQ that calls others at random and writes down what happens.
+
+    python -m tests.bus.life '<Settings as JSON>'
+
+It finds its peers by the files that they write, stops calling when there is a file ``stop``, and closes when there is a
+file ``close``. Of one that is killed, what it wrote so far remains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+import bus.asking
+from actors.core import Node
+from actors.core.process import die_with_parent
+from bus.answering import Answering
+from bus.message import NodeAddress
+from tests.bus import plans
+from tests.bus.history import AnyEvent, Down, Life, Lost, Up
+from tests.bus.workers import Caller
+
+CALL_EVERY_S = 0.01
+RESEND_AFTER_S = 0.3
+SILENCE_S = 2.0
+WHOM: list[plans.Whom] = ["newest", "newest", "newest", "first", "any", "nobody"]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    directory: str
+    name: str
+    peers: list[str]
+    seed: int
+    port: int = 0
+    forgetful: bool = False  # takes a repeated ask for a new one: the checker must see it
+
+
+class FileBook:
+    """One line an event, each in one call: nothing of it is lost or torn when the process is killed."""
+
+    def __init__(self, path: Path, first_op: int) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._ops = itertools.count(first_op)
+
+    def now(self) -> float:
+        return time.monotonic()  # one clock for all processes of a machine
+
+    def next_op(self) -> int:
+        return next(self._ops)
+
+    def write(self, event: AnyEvent) -> None:
+        os.write(self._file, msgspec.json.encode(event) + b"\n")
+
+
+def publish(path: Path, value: object) -> None:
+    """A file that is there as a whole or not at all."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(msgspec.json.encode(value))
+    draft.rename(path)
+
+
+async def appears(directory: Path, name: str) -> None:
+    for _ in range(6_000):
+        if (directory / name).exists():
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError(f"{directory / name} did not appear within two minutes")
+
+
+def read_address(path: Path) -> NodeAddress | None:
+    return msgspec.json.decode(path.read_bytes(), type=NodeAddress) if path.exists() else None
+
+
+class Person:
+    """Calls whom it knows."""
+
+    def __init__(self, settings: Settings, book: FileBook, caller: Caller) -> None:
+        self._settings = settings
+        self._directory = Path(settings.directory)
+        self._book = book
+        self._caller = caller
+        self._chance = random.Random(settings.seed)
+        self._known: dict[str, list[NodeAddress]] = {name: [] for name in settings.peers}
+
+    async def until_stopped(self) -> None:
+        while not (self._directory / "stop").exists():
+            self._look_around()
+            name = self._chance.choice(self._settings.peers)
+            if self._known[name]:
+                self._call(self._known[name])
+            await asyncio.sleep(self._chance.expovariate(1 / CALL_EVERY_S))
+
+    def _look_around(self) -> None:
+        for name, known in self._known.items():
+            address = read_address(self._directory / f"{name}.address")
+            if address is not None and address not in known:
+                known.append(address)
+                self._watch(address)
+
+    def _watch(self, address: NodeAddress) -> None:
+        def on_lost(why: str) -> None:
+            other = Life(address.name, address.epoch)
+            self._book.write(Lost(at=self._book.now(), life=self._caller.life, other=other))
+
+        if self._chance.random() < 0.5:
+            self._caller.node.watch(address, silence_s=SILENCE_S, on_lost=on_lost)
+
+    def _call(self, known: list[NodeAddress]) -> None:
+        chance = self._chance
+        lane = chance.choice([0, 0, 1])
+        whom = chance.choice(WHOM)
+        target = chance.choice(known) if whom == "first" else known[-1]
+        timeout_s = chance.choice([0.5, 5.0])
+        step: plans.Tell | plans.Ask | plans.Stream
+        match chance.randrange(3):
+            case 0:
+                step = plans.Tell(0, 0, lane, whom, chance.randint(1, 5))
+            case 1:
+                retries, delay_s = chance.choice([0, 1, 10]), chance.choice([0.0, 0.0, 0.4])
+                leave_s = chance.choice([0.0, 0.0, 0.0, 0.002])
+                step = plans.Ask(0, 0, lane, whom, retries, timeout_s, delay_s, chance.random() < 0.2, leave_s)
+            case _:
+                pace_s, leave = chance.choice([0.0, 0.005]), chance.choice([-1, -1, 1, 20])
+                step = plans.Stream(0, 0, lane, whom, chance.randint(0, 60), timeout_s, pace_s, leave)
+        self._caller.call(step, target)
+
+
+async def live(settings: Settings) -> None:
+    directory = Path(settings.directory)
+    epoch = time.monotonic_ns()
+    book = FileBook(directory / f"{settings.name}-{epoch}.events", first_op=epoch)
+    async with Node(settings.name, port=settings.port, epoch=epoch) as node:
+        caller = Caller(book, node)
+        book.write(Up(at=book.now(), life=caller.life))
+        await caller.staff()
+        publish(directory / f"{settings.name}.address", node.address)
+        await Person(settings, book, caller).until_stopped()
+        await asyncio.gather(*caller.calls, return_exceptions=True)
+        publish(directory / f"{settings.name}.idle", epoch)
+        await appears(directory, "close")
+        book.write(Down(at=book.now(), life=caller.life, killed=False))
+    left = caller.left_over() + [repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
+    publish(directory / f"{settings.name}.left", left)
+
+
+def main() -> None:
+    die_with_parent()
+    logging.basicConfig(level=logging.ERROR)
+    bus.asking.RESEND_AFTER_S = RESEND_AFTER_S
+    settings = msgspec.json.decode(sys.argv[1], type=Settings)
+    if settings.forgetful:
+        setattr(Answering, "_first_time", lambda self, header: True)  # noqa: B010 (mypy: to assign it is no method)
+    asyncio.run(live(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Actors and callers that write down what they do, on whatever network their nodes are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+
+from actors.core import Actor, Node, Ref, handler
+from bus.message import BusError, Lane, NodeAddress, RemoteError
+from tests.bus import plans
+from tests.bus.history import AnyEvent, Dropped, Ended, Finished, Handled, Kind, Life, Sent, Taken, Yielded
+
+ACTOR = "worker"
+
+
+class Book(Protocol):
+    """A history that is being written."""
+
+    def now(self) -> float:
+        """Seconds on the one clock of all nodes."""
+
+    def write(self, event: AnyEvent) -> None: ...
+
+    def next_op(self) -> int:
+        """A number that no other call has."""
+
+
+class Deliberate(Exception):
+    """What a handler raises that is to fail."""
+
+
+class Note(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+
+
+class Work(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+    fails: bool
+
+
+class SlowWork(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+    fails: bool
+    delay_s: float
+
+
+class Count(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+    items: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    op: int
+    life: Life
+
+
+class Item(msgspec.Struct, frozen=True):
+    op: int
+    index: int
+
+
+class Worker(Actor):
+    """Does what it is told, and writes it down."""
+
+    def __init__(self, book: Book, life: Life) -> None:
+        self._book = book
+        self._life = life
+
+    def _handled(self, op: int, by: Life) -> None:
+        self._book.write(Handled(at=self._book.now(), life=self._life, op=op, by=by))
+
+    @handler
+    async def note(self, message: Note) -> None:
+        self._handled(message.op, message.by)
+
+    @handler
+    async def work(self, message: Work) -> Done:
+        self._handled(message.op, message.by)
+        if message.fails:
+            raise Deliberate
+        return Done(message.op, self._life)
+
+    @handler(concurrent=True)
+    async def slow_work(self, message: SlowWork) -> Done:
+        self._handled(message.op, message.by)
+        await asyncio.sleep(message.delay_s)
+        if message.fails:
+            raise Deliberate
+        return Done(message.op, self._life)
+
+    @handler
+    async def count(self, message: Count) -> AsyncGenerator[Item, None]:
+        self._handled(message.op, message.by)
+        try:
+            for index in range(message.items):
+                yield Item(message.op, index)
+                self._book.write(Yielded(at=self._book.now(), life=self._life, op=message.op, index=index))
+        finally:
+            self._book.write(Finished(at=self._book.now(), life=self._life, op=message.op))
+
+
+class Caller:
+    """One incarnation of a node, from which calls are made."""
+
+    def __init__(self, book: Book, node: Node) -> None:
+        self.node = node
+        self.life = Life(node.address.name, node.address.epoch)
+        self.ref = Ref(node.address, ACTOR)
+        self.calls: list[asyncio.Task[None]] = []
+        self._book = book
+
+    async def staff(self) -> None:
+        await self.node.spawn(lambda: Worker(self._book, self.life), ACTOR)
+
+    def call(self, step: plans.Tell | plans.Ask | plans.Stream, target: NodeAddress) -> None:
+        if step.whom == "any":
+            target = msgspec.structs.replace(target, epoch=0)
+        to = Ref(target, "nobody" if step.whom == "nobody" else ACTOR)
+        match step:
+            case plans.Tell():
+                for _ in range(step.count):
+                    self.tell(to, step)
+            case plans.Ask():
+                self.calls.append(asyncio.create_task(self.ask(to, step)))
+            case plans.Stream():
+                self.calls.append(asyncio.create_task(self.stream(to, step)))
+
+    def _sent(self, to: Ref, kind: Kind, lane: int, **facts: Any) -> int:
+        op = self._book.next_op()
+        self._book.write(
+            Sent(
+                at=self._book.now(),
+                life=self.life,
+                op=op,
+                kind=kind,
+                to=to.node.name,
+                epoch=to.node.epoch,
+                lane=lane,
+                vanished=to.actor != ACTOR,
+                **facts,
+            )
+        )
+        return op
+
+    def tell(self, to: Ref, step: plans.Tell) -> None:
+        op = self._sent(to, "tell", step.lane)
+        before = self.node.counters["dead_letters"]
+        self.node.tell(to, Note(op, self.life), lane=Lane(step.lane))
+        if self.node.counters["dead_letters"] > before:
+            self._book.write(Dropped(at=self._book.now(), life=self.life, op=op))
+
+    async def ask(self, to: Ref, step: plans.Ask) -> None:
+        slow = step.delay_s > 0
+        op = self._sent(
+            to,
+            "ask",
+            step.lane,
+            retries=step.retries,
+            timeout_s=step.timeout_s,
+            fails=step.fails,
+            late=step.delay_s >= step.timeout_s,
+            in_turn=not slow,
+        )
+        life, fails = self.life, step.fails
+        message = SlowWork(op, life, fails, step.delay_s) if slow else Work(op, life, fails)
+        asking = self.node.ask(to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane))
+        try:
+            async with asyncio.timeout(step.leave_s or None):
+                done = await asking
+        except TimeoutError:
+            self._ended(op, "left")
+        except BusError as error:
+            self._failed(op, error)
+        else:
+            self._ended(op, "reply", answered=done.life, about=done.op)
+
+    async def stream(self, to: Ref, step: plans.Stream) -> None:
+        op = self._sent(to, "stream", step.lane, timeout_s=step.timeout_s, items=step.items, in_turn=False)
+        message = Count(op, self.life, step.items)
+        items = self.node.stream(to, message, Item, timeout_s=step.timeout_s, lane=Lane(step.lane))
+        how = "end"
+        try:
+            async with aclosing(items):
+                taken = 0
+                async for item in items:
+                    index = item.index if item.op == op else -1
+                    self._book.write(Taken(at=self._book.now(), life=self.life, op=op, index=index))
+                    taken += 1
+                    if taken == step.leave:
+                        how = "left"
+                        break
+                    await asyncio.sleep(step.pace_s)
+        except BusError as error:
+            self._failed(op, error)
+        else:
+            self._ended(op, how)
+
+    def _failed(self, op: int, error: BusError) -> None:
+        self._ended(op, type(error).__name__, remote=error.kind if isinstance(error, RemoteError) else "")
+
+    def _ended(self, op: int, how: str, **facts: Any) -> None:
+        self._book.write(Ended(at=self._book.now(), life=self.life, op=op, how=how, **facts))
+
+    def left_over(self) -> list[str]:
+        """What a closed node has not let go of, and calls that raised what they should not."""
+        unfinished = self.node.describe()["unfinished"].items()
+        left = [f"{self.life}: {count} {what}" for what, count in unfinished if count]
+        errors = [task.exception() for task in self.calls if task.done() and not task.cancelled()]
+        return left + [f"{self.life}: a call raised {error!r}" for error in errors if error is not None]
