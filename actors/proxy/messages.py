@@ -147,10 +147,11 @@ class RequestFailed(msgspec.Struct, frozen=True):
 
 
 class HostAdd(msgspec.Struct, frozen=True):
-    """Requests of one scheduling tick, with where to answer each."""
+    """Requests of one scheduling tick, with where to answer each, and the trajectories that have ended since."""
 
     requests: list[GenerateRequest]
     reply_to: list[Ref]
+    ended: list[str] = []
 
 
 class HostAbort(msgspec.Struct, frozen=True):
@@ -158,6 +159,8 @@ class HostAbort(msgspec.Struct, frozen=True):
 
 
 class HostForget(msgspec.Struct, frozen=True):
+    """Trajectories that have ended, where no requests were sent that could have brought the news."""
+
     trajectories: list[str]
 
 

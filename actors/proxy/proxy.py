@@ -65,6 +65,8 @@ REMEMBERED = 10_000
 """Finished requests whose ids are remembered, so that a late copy of an ADD has no effect."""
 SUSPEND_TIMEOUT_S = 120.0
 UPDATE_TIMEOUT_S = 300.0
+FORGET_WITHIN_S = 0.05
+"""How long the news that a trajectory has ended waits for requests to travel with: an engine pays for every message."""
 
 State = Literal["starting", "cold", "serving", "suspended", "dead", "removed"]
 
@@ -86,6 +88,7 @@ class EngineEntry:
         self.restarts = 0
         self.in_flight: dict[str, Add] = {}
         self.outbox: list[Add] = []
+        self.ended: list[str] = []  # trajectories that it is still to be told of
 
     @property
     def load(self) -> float:
@@ -173,7 +176,9 @@ class LLMProxy(Actor):
         for engine in self._engines.values():
             if engine.outbox and engine.host is not None:
                 batch, engine.outbox = engine.outbox, []
-                self.node.tell(engine.host, HostAdd([add.request for add in batch], [add.reply_to for add in batch]))
+                ended, engine.ended = engine.ended, []
+                requests, reply_to = [add.request for add in batch], [add.reply_to for add in batch]
+                self.node.tell(engine.host, HostAdd(requests, reply_to, ended))
 
     def _route_queued(self) -> None:
         waiting, self._queued = self._queued, {}
@@ -199,7 +204,15 @@ class LLMProxy(Actor):
             self._fail(add, "its trajectory has ended")
         holder = self._engines.get(self._holder.pop(message.trajectory, ""))
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
-            self.node.tell(holder.host, HostForget([message.trajectory]))
+            holder.ended.append(message.trajectory)
+            if len(holder.ended) == 1:
+                asyncio.get_running_loop().call_later(FORGET_WITHIN_S, self._tell_ended, holder)
+
+    def _tell_ended(self, engine: EngineEntry) -> None:
+        """Unless requests have brought the news."""
+        ended, engine.ended = engine.ended, []
+        if ended and engine.host is not None:
+            self.node.tell(engine.host, HostForget(ended))
 
     @handler
     async def served(self, message: Served) -> None:
@@ -310,6 +323,7 @@ class LLMProxy(Actor):
             self.node.lose(engine.host.node, reason)
         engine.host, engine.version = None, None
         engine.outbox.clear()
+        engine.ended.clear()
         self._counters["engine_deaths"] += 1
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))

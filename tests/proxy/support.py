@@ -82,6 +82,7 @@ class ScriptedHost(Actor):
         for one, reply_to in zip(message.requests, message.reply_to, strict=True):
             self.log.append(f"add {one.request_id}")
             self.held[one.request_id] = reply_to
+        self.log += [f"forget {trajectory}" for trajectory in message.ended]
 
     @handler
     async def abort(self, message: HostAbort) -> None:

@@ -210,6 +210,23 @@ def test_orders_are_carried_out_in_the_order_in_which_they_came_between_two_step
     run(test())
 
 
+def test_trajectories_that_ended_are_forgotten_after_the_requests_that_brought_the_news() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=2)
+            await until(made.engine.in_step.is_set)
+            request = GenerateRequest("b", "b", np.zeros(2, np.int32), max_tokens=1)
+            made.node.tell(made.host, HostAdd([request], [made.me], ["x", "y"]))
+            await settle()
+            made.engine.gate.set()
+            await until(lambda: len(made.peer.served) == 2)
+            assert made.engine.log == ["add a", "step", "add b", "forget x", "forget y", "step"]
+
+    run(test())
+
+
 # ---- suspend, update, resume ---------------------------------------------------------------------------------------
 
 

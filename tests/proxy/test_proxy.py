@@ -146,6 +146,22 @@ def test_turns_of_a_trajectory_go_where_its_prefix_is_until_it_ends() -> None:
     run(test())
 
 
+def test_the_end_of_a_trajectory_travels_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.proxy.proxy.FORGET_WITHIN_S", 1_000.0)
+
+    async def test() -> None:
+        async with world(["e0"]) as made:
+            host = await made.serve("e0")
+            await made.add("t/0")
+            made.node.tell(made.proxy.ref, TrajectoryEnded("t"))
+            await made.add("u/0")
+            await until(lambda: "forget t" in host.log)
+            assert host.log[-3:] == ["add t/0", "add u/0", "forget t"]
+            assert host.batches == [1, 1]
+
+    run(test())
+
+
 # ---- ABORT ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,12 @@
 """The process around one engine: its actor takes messages, its thread runs the engine.
 
     loop (actor):   HostAdd, HostAbort, Stage ...  --orders-->  thread: take orders, else one engine step, else wait
-    thread:         completions, results           --post---->  loop: reply straight to who asked
+    thread:         completions, results           --turns--->  loop: reply straight to who asked
 
 Invariants:
 
 - only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in no time
-  by the actor and takes effect after at most one step;
+  by the actor and takes effect after at most one step (loop and thread take turns: ``actors.proxy.engines.turns``);
 - a suspended or weightless engine makes no step, and only a suspended one is given weights;
 - an engine that raises from anything but a question ends the process, with that error as its last word.
 """
@@ -27,6 +27,7 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest
+from actors.proxy.engines.turns import Turns
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -83,6 +84,7 @@ class EngineThread:
         self._serving = False
         self._has_weights = False
         self._stopping = False
+        self.turns = Turns(deliver)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -163,6 +165,7 @@ class EngineThread:
         with self._wake:
             busy = self._serving and self._engine.unfinished() > 0
             if not self._orders and not busy and not self._stopping:
+                self.turns.idle()
                 self._wake.wait(IDLE_WAIT_S)
             orders = list(self._orders)
             self._orders.clear()
@@ -175,8 +178,7 @@ class EngineThread:
             start = time.time()
             completions = self._engine.step()
             self._spans.busy("generate", start, time.time())
-            if completions:
-                self._post(self._deliver, list(completions))
+            self.turns.ended(list(completions))
         return True
 
     async def stop(self, timeout_s: float) -> None:
@@ -216,6 +218,7 @@ class EngineHost(Actor):
         for request, reply_to in zip(message.requests, message.reply_to, strict=True):
             self._reply_to[request.request_id] = reply_to
             self._thread.add(request)
+        self._forget(message.ended)
 
     @handler
     async def abort(self, message: HostAbort) -> None:
@@ -223,11 +226,16 @@ class EngineHost(Actor):
 
     @handler
     async def forget(self, message: HostForget) -> None:
-        for trajectory in message.trajectories:
+        self._forget(message.trajectories)
+
+    def _forget(self, trajectories: list[str]) -> None:
+        for trajectory in trajectories:
             self._thread.order(lambda trajectory=trajectory: self._engine.forget(trajectory))  # type: ignore[misc]
 
     def _deliver(self, completions: Sequence[Completion]) -> None:
         """On the loop: one message per asker, and one to the proxy."""
+        if not completions:
+            return
         by_asker: dict[Ref, list[Completion]] = {}
         for completion in completions:
             reply_to = self._reply_to.pop(completion.request_id, None)
@@ -252,7 +260,8 @@ class EngineHost(Actor):
         start = time.time()
         version = message.manifest.version
         self._staging, self._staged = message, None
-        staged = await fetch(self.node, message.source, message.manifest)
+        with self._thread.turns.undisturbed():
+            staged = await fetch(self.node, message.source, message.manifest)
         if self._staging is not message:
             raise StagingOvertaken(f"version {version} was overtaken by version {self._staging.manifest.version}")
         self._staged = staged
