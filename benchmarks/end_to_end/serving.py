@@ -1,12 +1,18 @@
-"""Tokens per second of a vLLM engine through the proxy and its host process, and of the same engine driven directly.
+"""Tokens per second of a vLLM engine behind our proxy, and of the same engine without it.
 
-Invariant: both are the same class with the same settings, weights and requests, in one engine process with one thread,
-and they take turns: while one is measured the other waits for its line on standard input.
+    proxy    two processes: proxy and asker in one, the engine's host process the other
+    client   two processes: the asker in one, vLLM's core the other, between them vLLM's own client
+             (``VLLM_ENABLE_V1_MULTIPROCESSING=1``: what ``vllm.LLM`` uses unless told otherwise)
+    direct   one process, and no message at all
 
-    python -m benchmarks.end_to_end.serving proxy|direct DIRECTORY      (the measured sides; ``measure`` starts them)
+Invariant: all are the same class with the same settings and requests, the engine has one thread to compute with, and
+they take turns: while one is measured the others have nothing under way and wait for a line on standard input.
 
-A side answers every line on standard input with one window's tokens per second of wall time and of CPU time. 32
-requests are always under way: whenever one is answered the next is added.
+    python -m benchmarks.end_to_end.serving proxy|client|direct DIRECTORY    (a side; ``measure`` starts them)
+
+A side answers every line with one window's tokens per second of wall time. 32 requests are always under way: whenever
+one is answered the next is added. The client's core keeps its random weights, which cost the same; every completion
+has a given length, whatever the tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +37,7 @@ from actors.core import Actor, Node, Ref, handler
 from actors.core.hosting import ChildSpec
 from actors.policy import write_config
 from actors.proxy.engines import make_engine
-from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
+from actors.proxy.engines.protocol import Engine, EngineLimits, GenerateRequest
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.messages import Accepted, Add, Finished, TrajectoryEnded
 from actors.proxy.proxy import LLMProxy
@@ -46,9 +52,12 @@ from actors.weightsync.sync import WeightSync
 from benchmarks.end_to_end import task
 
 if TYPE_CHECKING:
+    import torch
+
     from actors.trainer.backends.protocol import Backend
 
 ROOT = Path(__file__).resolve().parents[2]
+SIDES = ("proxy", "client", "direct")
 REQUESTS = 32
 LIMITS = EngineLimits(max_sequences=REQUESTS, max_model_len=64)
 WINDOW_S = 3.0
@@ -56,30 +65,34 @@ START_TIMEOUT_S = 300.0
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """Medians over the pairs of windows."""
+    """Medians over the rounds of windows."""
 
     proxy: float  # tokens per second
+    client: float
     direct: float
-    ratio: float  # of the two in one pair
-    pairs: int
+    vs_client: float  # the proxy's share of the client's in one round: as many processes on both sides
+    vs_direct: float  # its share of what one process does without any message
+    rounds: int
 
 
-def measure(pairs: int, directory: Path) -> Throughput:
-    """Start both sides and let them take turns."""
+def measure(rounds: int, directory: Path) -> Throughput:
+    """Start all sides and let them take turns."""
     directory.mkdir(parents=True, exist_ok=True)
-    sides = {name: _Side(name, directory / name) for name in ("proxy", "direct")}
+    sides = {name: _Side(name, directory / name) for name in SIDES}
     try:
         for side in sides.values():
             side.window()  # caches, lazy initialisation
-        rates = [{name: side.window() for name, side in sides.items()} for _ in range(pairs)]
+        rates = [{name: side.window() for name, side in sides.items()} for _ in range(rounds)]
     finally:
         for side in sides.values():
             side.close()
     return Throughput(
-        statistics.median(rate["proxy"] for rate in rates),
-        statistics.median(rate["direct"] for rate in rates),
-        statistics.median(rate["proxy"] / rate["direct"] for rate in rates),
-        pairs,
+        proxy=statistics.median(rate["proxy"] for rate in rates),
+        client=statistics.median(rate["client"] for rate in rates),
+        direct=statistics.median(rate["direct"] for rate in rates),
+        vs_client=statistics.median(rate["proxy"] / rate["client"] for rate in rates),
+        vs_direct=statistics.median(rate["proxy"] / rate["direct"] for rate in rates),
+        rounds=rounds,
     )
 
 
@@ -144,18 +157,52 @@ def direct(directory: Path) -> None:
         "vllm", directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32"
     )
     engine.load_weights(0, backend.export())
+    drive(engine)
+
+
+def client(directory: Path) -> None:
+    """vLLM's core in another process, driven from a loop of this one."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    from actors.proxy.engines.vllm_engine import VllmEngine  # noqa: PLC0415  (reads the environment)
+
+    class Client(VllmEngine):
+        """Weights as they are: vLLM's client cannot carry an iterator of tensors."""
+
+        def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+            self._version = version
+            return {}
+
+    write_config(task.SHAPE, directory)
+    engine = Client(directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32")
+    engine.load_weights(0, ())
+    try:
+        drive(engine)
+    finally:
+        engine.close()
+
+
+def drive(engine: Engine) -> None:
+    """One window a line, by the rules of ``Asker``: it begins with the first answer, and what is under way when it
+    ends is finished before the other sides' windows."""
     added = 0
     for _ in sys.stdin:
         while engine.unfinished() < REQUESTS:
             engine.add(request(added))
             added += 1
-        tokens, start = 0, time.perf_counter()
-        while time.perf_counter() - start < WINDOW_S:
-            for completion in engine.step():
-                tokens += len(completion.tokens)
+        start, tokens = 0.0, 0
+        while not start or time.perf_counter() - start < WINDOW_S:
+            completions = engine.step()
+            if start:
+                tokens += sum(len(completion.tokens) for completion in completions)
+            elif completions:
+                start = time.perf_counter()
+            for _ in completions:
                 engine.add(request(added))
                 added += 1
-        _tell(tokens / (time.perf_counter() - start))
+        rate = tokens / (time.perf_counter() - start)
+        while engine.unfinished():
+            engine.step()
+        _tell(rate)
 
 
 class Asker(Actor):
@@ -247,7 +294,8 @@ def _tell(rate: float) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "direct":
-        direct(Path(sys.argv[2]))
+    side, place = sys.argv[1], Path(sys.argv[2])
+    if side == "proxy":
+        asyncio.run(proxied(place))
     else:
-        asyncio.run(proxied(Path(sys.argv[2])))
+        {"client": client, "direct": direct}[side](place)

@@ -1,17 +1,17 @@
-"""How the engine's thread and the event loop beside it share one interpreter: they take turns.
+"""How the event loop beside an engine's thread keeps out of its way: it rests while a step runs.
 
-    thread:  a step ...........  hand over what it finished, wait  the next step ....
-    loop:    rests                deliver; take what has arrived    rests
+    thread:  a step ......  the next step ............  and the next ....
+    loop:    rests          deliver, take orders, rest   ....
 
-Why: torch gives the interpreter's lock up at every operation and wants it back at once. A loop that handles a few
-messages during a step makes both threads wait for each other dozens of times, which costs more than the messages.
+Why: the two share one interpreter, whose lock torch gives up at every operation and wants back at once. A loop that
+handles a message in the middle of a step makes both threads wait for each other dozens of times, which costs more than
+the message; and an order takes effect when the step is over anyway.
 
 Invariants:
 
-- the loop rests at most ``REST_S`` at a time, the thread waits at most ``TURN_S``: whatever one of them does, the other
-  goes on;
-- what had reached this process when a step ended takes effect before the next one, within those bounds;
-- nobody waits while the loop has long work of its own (``undisturbed``) or the thread has nothing to do.
+- the thread never waits for the loop;
+- the loop rests for at most ``REST_S`` at a time, and not at all while it has long work of its own (``undisturbed``) or
+  the thread has nothing to do. In a longer step it is free after that.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 REST_S = 0.02
-"""The longest rest of the loop. Longer steps leave it free after that."""
-
-TURN_S = 0.005
-"""The longest wait of the thread for the loop's turn."""
+"""The longest rest of the loop."""
 
 ROUNDS = 2
-"""Rounds of the loop in a turn, after the first: sockets are read in one, in the next the actors wake up."""
+"""Rounds of the loop between two rests, after the one that takes a step's result: sockets are read in the first, the
+actors wake up in the second."""
 
 
 class Turns(Generic[T]):
@@ -42,8 +40,7 @@ class Turns(Generic[T]):
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._results: SimpleQueue[T | None] = SimpleQueue()
-        self._over: SimpleQueue[None] = SimpleQueue()
-        self._stepping = False  # a step follows each turn, as far as is known
+        self._stepping = False  # a step follows the last one, as far as is known
         self._resting = False
         self._in_turn = False
         self._disturbances = 0
@@ -51,17 +48,12 @@ class Turns(Generic[T]):
     # ---- the thread ----------------------------------------------------------------------------------------------
 
     def ended(self, result: T) -> None:
-        """Hand over what a step finished and give the loop its turn."""
-        while not self._over.empty():  # of a turn that took too long
-            self._over.get_nowait()
+        """Hand over what a step finished; as a rule another one follows."""
         self._stepping = True
         self._results.put(result)
         if not self._resting:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
                 self._loop.call_soon_threadsafe(self._turn)
-        if not self._disturbances:
-            with contextlib.suppress(Empty):
-                self._over.get(timeout=TURN_S)
 
     def idle(self) -> None:
         """No step follows: the loop need not rest."""
@@ -73,7 +65,7 @@ class Turns(Generic[T]):
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """The loop has work of its own, and the thread goes on beside it."""
+        """The loop has work of its own."""
         self._disturbances += 1
         try:
             yield
@@ -81,8 +73,8 @@ class Turns(Generic[T]):
             self._disturbances -= 1
 
     def _turn(self, first: T | None = None) -> None:
-        """Take what was handed over; after ``ROUNDS`` more rounds it is the thread's turn again."""
-        self._resting = False
+        """Take what was handed over; the loop rests again in ``ROUNDS`` rounds."""
+        self._resting = False  # before looking: what is put from now on is announced
         results = [] if first is None else [first]
         while not self._results.empty():
             result = self._results.get_nowait()
@@ -99,13 +91,12 @@ class Turns(Generic[T]):
             self._loop.call_soon(self._round, left - 1)
             return
         self._in_turn = False
-        self._resting = True  # said before the thread goes on, which may become idle at once
-        self._over.put(None)
         self._turn(self._rest())
 
     def _rest(self) -> T | None:
         """Stand still until the step is over, which is what there is to wait for; None where that takes too long, or
         none follows."""
+        self._resting = True  # before looking: a thread that becomes idle from now on says so
         if self._disturbances or not self._stepping:
             return None
         try:

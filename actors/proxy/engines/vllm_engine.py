@@ -68,7 +68,9 @@ class _Held:
 
 def _remove_meeting_place() -> None:
     """vLLM's ranks (here one) meet over a file in the directory for temporary files, which nobody removes. Once they
-    have met it is not needed."""
+    have met it is not needed. (With ``VLLM_ENABLE_V1_MULTIPROCESSING=1`` they meet elsewhere.)"""
+    if not distributed_c10d.is_initialized():
+        return
     store = distributed_c10d._get_default_store()  # what torch has no public way to
     while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store
