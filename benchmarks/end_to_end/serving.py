@@ -1,8 +1,9 @@
 """Tokens per second of a vLLM engine behind our proxy, and of the same engine without it.
 
     proxy    two processes: proxy and asker in one, the engine's host process the other
-    client   two processes: the asker in one, vLLM's core the other, between them vLLM's own client
-             (``VLLM_ENABLE_V1_MULTIPROCESSING=1``: what ``vllm.LLM`` uses unless told otherwise)
+    client   the asker in one, vLLM's core in another, between them vLLM's own client
+             (``VLLM_ENABLE_V1_MULTIPROCESSING=1``: what ``vllm.LLM`` uses unless told otherwise); without a GPU vLLM
+             then gives its worker a third process, so this is what users get, not an equal number of processes
     direct   one process, and no message at all
 
 Invariant: all are the same class with the same settings and requests, the engine has one thread to compute with, and
@@ -18,6 +19,7 @@ has a given length, whatever the tokens.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -70,7 +72,7 @@ class Throughput(msgspec.Struct, frozen=True):
     proxy: float  # tokens per second
     client: float
     direct: float
-    vs_client: float  # the proxy's share of the client's in one round: as many processes on both sides
+    vs_client: float  # the proxy's share of the client's in one round
     vs_direct: float  # its share of what one process does without any message
     rounds: int
 
@@ -131,7 +133,10 @@ class _Side:
         family = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
         self._process.kill()
         self._process.wait()
-        psutil.wait_procs(family, timeout=10)  # they die with their parent
+        for member in family:  # vLLM's do not die with their parent
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(family, timeout=10)
 
 
 def request(index: int) -> GenerateRequest:
