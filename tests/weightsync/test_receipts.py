@@ -161,9 +161,9 @@ def swallow_the_tensors(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         worker = "actors.proxy.engines.vllm_worker.WeightTaker.take_weights"
         monkeypatch.setattr(worker, lambda self, tensors: [name for name, _ in tensors] and None)
     else:
-        model = rig.engine._model  # type: ignore[attr-defined]
-        copies = [(name, tensor.detach().clone()) for name, tensor in model.named_parameters()]
-        monkeypatch.setattr(model, "named_parameters", lambda: copies)
+        parameters = rig.engine._parameters  # type: ignore[attr-defined]
+        copies = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+        monkeypatch.setattr(rig.engine, "_parameters", copies)
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj.weight", "model.norm.weight"])
@@ -196,5 +196,5 @@ def forget_the_head(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     if type(rig.engine).__name__ == "VllmEngine":
         monkeypatch.setattr("actors.proxy.engines.vllm_worker.refresh_head", lambda model: None)
     else:
-        head = rig.engine._model.lm_head  # type: ignore[attr-defined]
-        monkeypatch.setitem(head._parameters, "weight", torch.nn.Parameter(head.weight.detach().clone()))
+        decoder = rig.engine._run  # type: ignore[attr-defined]
+        monkeypatch.setattr(decoder, "_head", decoder._head.detach().clone())
