@@ -36,6 +36,8 @@ LEAST_PATIENCE_S = 1.0
 class Request:
     """One arrived TELL, ASK or STREAM, to be answered through its methods (a TELL has no answer)."""
 
+    __slots__ = ("_account", "_answering", "_size", "frames", "header", "lane")
+
     def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
         self.header = header
         self.frames = frames
@@ -44,22 +46,20 @@ class Request:
         self._account: Account | None = None  # of its sender, while it waits
         self._size = 0
 
-    def wait(self, account: Account, now: float) -> str:
-        """Count as waiting until ``taken``; what is in the way of that, if anything is."""
-        size = MESSAGE_OVERHEAD_BYTES + sum(map(len, self.frames))
-        refusal = account.add(size, now)
-        if not refusal:
-            self._account, self._size = account, size
-        return refusal
+    def wait(self, account: Account, size: int) -> None:
+        """Count as waiting until ``taken``."""
+        self._account, self._size = account, size
 
     def taken(self) -> None:
         """It waits no longer: a handler has it, or nobody ever will."""
-        account, self._account = self._account, None
+        account = self._account
         if account is not None:
+            self._account = None
             account.remove(self._size)
 
     def __del__(self) -> None:
-        self.taken()
+        if self._account is not None:
+            self.taken()
 
     def decode(self, decoder: Decoder[T]) -> T:
         """The body; raises ``DecodeError``."""
@@ -139,7 +139,6 @@ class Answering:
         """``on_unreadable``: told of requests whose body is not what it should be."""
         self._wire = wire
         self._serve = serve
-        self._loop = asyncio.get_running_loop()
         self._bounds = bounds
         self._refusals = refusals
         self.on_unreadable = on_unreadable
@@ -149,24 +148,26 @@ class Answering:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+    def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
         if header.kind is Kind.STREAM:
             self._feeds[_key(header)] = _Feed()
         elif header.oldest and not self._first_time(header):
             return
         request = Request(self, header, frames, lane)
-        refusal = request.wait(self._account(header.sender.name), self._loop.time())
+        name = header.sender.name
+        account = self._accounts.get(name) or self._open_account(name)
+        size = MESSAGE_OVERHEAD_BYTES + (len(frames[0]) if len(frames) == 1 else sum(map(len, frames)))
+        refusal = account.add(size, now)
         if refusal:
             self._refuse(request, refusal)
-        else:
-            self._serve(request)
+            return
+        request.wait(account, size)
+        self._serve(request)
 
-    def _account(self, name: str) -> Account:
-        account = self._accounts.get(name)
-        if account is None:
-            if len(self._accounts) >= self._bounds.peers:  # of nodes that went while something of theirs waited
-                self._accounts = {name: account for name, account in self._accounts.items() if account.messages}
-            account = self._accounts[name] = Account(self._bounds)
+    def _open_account(self, name: str) -> Account:
+        if len(self._accounts) >= self._bounds.peers:  # of nodes that went while something of theirs waited
+            self._accounts = {name: account for name, account in self._accounts.items() if account.messages}
+        account = self._accounts[name] = Account(self._bounds)
         return account
 
     def _refuse(self, request: Request, refusal: str) -> None:

@@ -35,7 +35,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     queued_messages: int = 8_000  # that no handler has taken yet: fewer than a mailbox holds, so that others get in
     queued_bytes: int = 1 << 30
-    messages_per_s: float = 250_000.0  # requests, on average; half a second's worth may come at once
+    messages_per_stretch: int = 125_000  # requests of one peer in a stretch of time
+    stretch_s: float = 0.5
     kept_answers: int = 50_000  # to asks with retries that the peer says it still waits for
     kept_bytes: int = 256 << 20  # of such answers
     unreadable_per_s: float = 100.0  # on average; ten seconds' worth may come at once
@@ -74,26 +75,29 @@ class Bucket:
 
 
 class Account:
-    """What one peer has waiting here."""
+    """What one peer has waiting here. On the way of every request, so written to be cheap."""
 
-    __slots__ = ("_bounds", "_rate", "bytes", "messages")
+    __slots__ = ("_bounds", "_came", "_until", "bytes", "messages")
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._rate = Bucket(bounds.messages_per_s, max(bounds.messages_per_s / 2, 1.0))
+        self._came = 0  # in the present stretch of time
+        self._until = 0.0
         self.messages = 0
         self.bytes = 0
 
     def add(self, size: int, now: float) -> str:
         """Let a message wait; what is in the way of that, if anything is."""
         bounds = self._bounds
-        if size > MAX_MESSAGE_BYTES:
-            return f"a message of more than {MAX_MESSAGE_BYTES} bytes"
-        if not self._rate.take(now):
-            return f"more than {bounds.messages_per_s:g} messages a second"
+        if now >= self._until:
+            self._until = now + bounds.stretch_s
+            self._came = 0
+        self._came += 1
+        if self._came > bounds.messages_per_stretch:
+            return f"more than {bounds.messages_per_stretch} messages came in {bounds.stretch_s:g} s"
         if self.messages >= bounds.queued_messages:
             return f"{bounds.queued_messages} messages wait already"
-        if self.messages and self.bytes + size > bounds.queued_bytes:
+        if self.bytes + size > bounds.queued_bytes and (self.messages or size > MAX_MESSAGE_BYTES):
             return f"messages of {bounds.queued_bytes} bytes wait already"
         self.messages += 1
         self.bytes += size
@@ -111,18 +115,16 @@ class Mutes:
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._buckets: OrderedDict[bytes, Bucket] = OrderedDict()
-        self._until: dict[bytes, float] = {}
+        self.until: dict[bytes, float] = {}  # empty as long as nobody misbehaves
 
     def muted(self, routing_id: bytes, now: float) -> bool:
         """Whether a peer is not heard at the moment."""
-        if not self._until:
-            return False
-        until = self._until.get(routing_id)
+        until = self.until.get(routing_id)
         if until is None:
             return False
         if now < until:
             return True
-        del self._until[routing_id]
+        del self.until[routing_id]
         return False
 
     def unreadable(self, routing_id: bytes, now: float) -> bool:
@@ -133,9 +135,9 @@ class Mutes:
             bucket = self._buckets[routing_id] = Bucket(rate, max(10 * rate, 1.0))
             if len(self._buckets) > ACCOUNTS_AT_MOST:
                 oldest, _ = self._buckets.popitem(last=False)
-                self._until.pop(oldest, None)
+                self.until.pop(oldest, None)
         self._buckets.move_to_end(routing_id)
         if bucket.take(now):
             return False
-        self._until[routing_id] = now + self._bounds.muted_s
+        self.until[routing_id] = now + self._bounds.muted_s
         return True

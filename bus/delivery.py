@@ -142,16 +142,19 @@ class Courier:
 
     def _arrive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         now = self._loop.time()
-        if self._mutes.muted(routing_id, now):
+        if self._mutes.until and self._mutes.muted(routing_id, now):
             self.counters["muted"] += 1
             return
         header = self._read(lane, routing_id, frames)
-        if header is None or not self._knows(header.sender, routing_id, now):
+        if header is None:
+            return
+        meeting = self._peers.meet(header.sender, now)
+        if meeting is not Meeting.KNOWN and not self._admits(header.sender, meeting, routing_id):
             return
         if header.to_epoch not in (0, self.address.epoch):
             self._misdirected(header)
             return
-        self._dispatch(header, frames[1:], lane)
+        self._dispatch(header, frames[1:], lane, now)
 
     def _read(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> Header | None:
         """The header of a message, if it is this protocol's and of who has sent it."""
@@ -168,21 +171,18 @@ class Courier:
             return None
         return header
 
-    def _knows(self, sender: NodeAddress, routing_id: bytes, now: float) -> bool:
-        """Whether a message's sender is heard; it is known from now on."""
-        match self._peers.meet(sender, now):
-            case Meeting.STALE:
-                self.counters["stale_epoch"] += 1
-                return False
-            case Meeting.FALSE:
-                self._malformed(routing_id)
-                return False
-            case Meeting.NEW if self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
-                self._refusals.note("too_many_peers", f"node {sender.name}: {self._bounds.peers} others are known")
-                return False
-            case Meeting.NEW:
-                self._admit(sender)
-        return True
+    def _admits(self, sender: NodeAddress, meeting: Meeting, routing_id: bytes) -> bool:
+        """Whether a sender that is not known is heard; it is known from then on."""
+        if meeting is Meeting.STALE:
+            self.counters["stale_epoch"] += 1
+        elif meeting is Meeting.FALSE:
+            self._malformed(routing_id)
+        elif self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
+            self._refusals.note("too_many_peers", f"node {sender.name}: {self._bounds.peers} others are known")
+        else:
+            self._admit(sender)
+            return True
+        return False
 
     def _unreadable(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         """No header of this node's protocol: another version's is refused by name, if somebody waits; all else is
@@ -225,10 +225,10 @@ class Courier:
         self.counters["for_earlier_incarnation"] += 1
         self._wire.try_send(Kind.PONG, header.sender)
 
-    def _dispatch(self, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+    def _dispatch(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
         match header.kind:
             case Kind.TELL | Kind.ASK | Kind.STREAM:
-                self._answering.on_request(header, frames, lane)
+                self._answering.on_request(header, frames, lane, now)
             case Kind.REPLY | Kind.ERROR:
                 self._asking.on_answer(header, frames)
             case Kind.ITEM | Kind.END:

@@ -40,6 +40,13 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
     assert [bucket.take(1000.0) for _ in range(4)] == [True, True, True, False], "no more is saved than the burst"
 
 
+def test_messages_are_counted_by_stretches_of_time() -> None:
+    account = Account(Bounds(messages_per_stretch=2, stretch_s=10.0))
+    came = [(now, account.add(1, now)) for now in (100.0, 105.0, 109.9, 110.0, 110.0, 110.0)]
+    refused = "more than 2 messages came in 10 s"
+    assert [text for _, text in came] == ["", "", refused, "", "", refused]
+
+
 def test_a_message_of_any_size_gets_in_alone() -> None:
     account = Account(Bounds(queued_bytes=100))
     assert account.add(1000, 0.0) == ""
@@ -61,7 +68,7 @@ def test_what_is_known_of_the_muted_is_bounded() -> None:
     for number in range(3 * bus.bounds.ACCOUNTS_AT_MOST):
         for _ in range(2):
             mutes.unreadable(b"%d" % number, 0.0)
-    assert len(mutes._buckets) == len(mutes._until) == bus.bounds.ACCOUNTS_AT_MOST
+    assert len(mutes._buckets) == len(mutes.until) == bus.bounds.ACCOUNTS_AT_MOST
 
 
 # ---- what waits ------------------------------------------------------------------------------------------------------
@@ -124,13 +131,13 @@ async def test_bytes_that_wait_are_bounded_as_well() -> None:
 
 
 async def test_more_messages_a_second_than_allowed_are_refused() -> None:
-    a, b = Hand("a"), Hand("b", serve=Counter(), bounds=Bounds(messages_per_s=0.001))
+    a, b = Hand("a"), Hand("b", serve=Counter(), bounds=Bounds(messages_per_stretch=1, stretch_s=1000.0))
     first, second = ask(a, b), ask(a, b)
     await settle()
     carry(a, b)
     carry(b, a)
     assert await first == Total(1)
-    with pytest.raises(Overloaded, match=r"more than 0.001 messages a second"):
+    with pytest.raises(Overloaded, match=r"node b refuses it: more than 1 messages came in 1000 s"):
         await second
 
 

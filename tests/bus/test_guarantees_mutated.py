@@ -96,9 +96,9 @@ def test_it_sees_messages_that_overtake(monkeypatch: Patch) -> None:
 def test_it_sees_messages_that_vanish(monkeypatch: Patch) -> None:
     on_request = Answering.on_request
 
-    def forgetful(self: Answering, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+    def forgetful(self: Answering, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
         if header.kind is not Kind.TELL or msgspec.msgpack.decode(frames[0])["op"] % 3:
-            on_request(self, header, frames, lane)
+            on_request(self, header, frames, lane, now)
 
     monkeypatch.setattr(Answering, "on_request", forgetful)
     expect("nothing vanishes")
