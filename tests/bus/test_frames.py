@@ -1,7 +1,9 @@
 """Whatever arrives, a node goes on and no handler sees a message of another type than its own."""
 
+import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +12,15 @@ import pytest
 
 from actors.core import Actor, Node, Ref, handler
 from bus.codec import Decoder, Encoder
-from bus.message import Header, Kind, Lane, NodeAddress
+from bus.message import BusError, Failure, Header, Kind, Lane, NodeAddress
+from bus.packing import PACKED_FRAMES, packed, unpacked
 from tests.bus.hands import HandTransport, settle
 
 SENDER = NodeAddress("a", "tcp://a:1", "tcp://a:2", 1)
+
+
+GROWTH_BYTES = 100 << 20
+"""No frame of a fuzzer's is larger than 12 kB, whatever it claims to hold."""
 
 
 class Part(msgspec.Struct):
@@ -109,7 +116,7 @@ def swap_value(rng: random.Random, frame: bytes) -> bytes:
     """Well-formed msgpack with a value of another type, or a key of another name, somewhere inside."""
     try:
         value = msgspec.msgpack.decode(frame)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return frame
     odd: list[Any] = [
         None,
@@ -140,11 +147,38 @@ def _replace_one(rng: random.Random, value: Any, odd: Any) -> Any:
     return odd
 
 
+def lie(rng: random.Random, frame: bytes) -> bytes:
+    """Somewhere inside, a collection or text that claims to be far longer than the frame."""
+    heads = [b"\xdc", b"\xde", b"\xda", b"\xc5", b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"]
+    head = rng.choice(heads)
+    claim = b"\xff\xff" if head in heads[:4] else rng.choice([b"\xff\xff\xff\xff", b"\x10\x00\x00\x00"])
+    at = rng.randrange(len(frame) + 1)
+    return frame[:at] + head + claim + frame[at + rng.choice([0, 1]) :]
+
+
+def deepen(rng: random.Random, frame: bytes) -> bytes:
+    """Nested beyond all measure, from some place on."""
+    at = rng.randrange(len(frame) + 1)
+    return frame[:at] + rng.choice([b"\x91", b"\x81\x01", b"\x81\xa4data"]) * 5_000 + frame[at:]
+
+
+def append_depth(rng: random.Random, frame: bytes) -> bytes:
+    """More elements than expected at the end of an array, as later versions have, and those nested beyond all
+    measure."""
+    if not frame or not 0x90 <= frame[0] < 0x9F:
+        return deepen(rng, frame)
+    return bytes([frame[0] + 1]) + frame[1:] + rng.choice([b"\x91", b"\x81\x01"]) * 5_000 + b"\xc0"
+
+
 def noise(rng: random.Random, frame: bytes) -> bytes:
     return rng.randbytes(rng.randrange(64))
 
 
-MUTATIONS: list[Callable[[random.Random, bytes], bytes]] = [flip, cut, insert, swap_value, swap_value, noise]
+MUTATIONS: list[Callable[[random.Random, bytes], bytes]] = [
+    *[flip, cut, insert, swap_value, swap_value, noise, lie] * 3,
+    deepen,
+    append_depth,
+]
 
 
 def mutate(rng: random.Random, message: list[bytes]) -> list[bytes]:
@@ -161,8 +195,23 @@ def mutate(rng: random.Random, message: list[bytes]) -> list[bytes]:
     return frames
 
 
+class Peak:
+    """How far the memory of this process has grown at most since the last call."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the kernel's high-water mark to what is in use now
+        self._before = self._high()
+
+    def _high(self) -> int:
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024
+
+    def grown(self) -> int:
+        return self._high() - self._before
+
+
 async def bombard(count: int, seed: int) -> None:
-    rng = random.Random(seed)
+    rng, peak = random.Random(seed), Peak()
     transport = HandTransport("b", 2)
     async with Node("b", transport=transport) as node:
         actor = Strict()
@@ -171,6 +220,8 @@ async def bombard(count: int, seed: int) -> None:
         messages = bodies()
         for number in range(1, count + 1):
             kind, type_, body = rng.choice(messages)
+            if rng.random() < 0.05:
+                body = rng.choice(messages)[2]  # a well-formed body of another type
             sender = msgspec.structs.replace(SENDER, epoch=number)  # else one BYE would shut all others out
             frames = [msgspec.msgpack.encode(header(kind, type_, sender)), *body]
             transport.receive(rng.choice(list(Lane)), f"a/{number}".encode(), mutate(rng, frames))
@@ -181,6 +232,7 @@ async def bombard(count: int, seed: int) -> None:
         assert actor.wrong == []
         assert actor.orders > count / 100, "mutations that are harmless must still be served, or nothing was tested"
         assert node.describe()["counters"]["malformed"] > count / 10
+        assert peak.grown() < GROWTH_BYTES
         await serves_still(node, transport, ref)
 
 
@@ -198,6 +250,61 @@ async def serves_still(node: Node, transport: HandTransport, ref: Ref) -> None:
     assert (await node.ask(ref, Order(1, [], np.zeros(1)), Reply, timeout_s=10)).text == "done"
 
 
+async def deceive(count: int, seed: int) -> None:
+    """The other way: mutated answers and items for what a node asked of another one."""
+    rng, peak = random.Random(seed), Peak()
+    transport = HandTransport("b", 2)
+    outcomes: list[Any] = []
+    served = {Kind.ASK: [(Kind.REPLY, 0)], Kind.STREAM: [(Kind.ITEM, 0), (Kind.ITEM, 1), (Kind.END, 2)]}
+    answer = [bytes(frame) for frame in Encoder().encode(Reply("x"))]
+    failure = [bytes(frame) for frame in Encoder().encode(Failure("ValueError", "no"))]
+    async with Node("b", transport=transport) as node:
+        assert transport.receive is not None
+        for number in range(1, count + 1):
+            sender = NodeAddress("a", "tcp://a:1", "tcp://a:2", number)  # the one that is asked, and no later one
+            asking = asyncio.create_task(outcome(node, Ref(sender, "x"), stream=rng.random() < 0.5))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            (asked,) = [message.header for message in transport.sent if message.kind in served]
+            transport.sent.clear()
+            mistyped = False
+            for kind, sequence in served[asked.kind]:
+                head = Header(kind=kind, to="", sender=sender, to_epoch=2, id=asked.id, type="Reply", sequence=sequence)
+                body = answer if kind is not Kind.END else []
+                if strange := rng.random() < 0.05:
+                    head = msgspec.structs.replace(head, type="Total")  # looks alike, and is another thing
+                if rng.random() < 0.1:
+                    head, body = msgspec.structs.replace(head, kind=Kind.ERROR, type="Failure"), failure
+                frames = [msgspec.msgpack.encode(head), *body]
+                frames = mutate(rng, frames) if not strange and rng.random() < 0.7 else frames
+                mistyped = mistyped or (strange and head.type == "Total" and kind is not Kind.END)
+                transport.receive(Lane.CONTROL, f"a/{number}".encode(), frames)
+            node.lose(sender, "the test goes on")  # ends what still waits
+            outcomes.append(await asking)
+            assert not mistyped or isinstance(outcomes[-1], BusError)
+            transport.sent.clear()
+        kinds = {type(found).__name__ for found in outcomes}
+        assert {"list", "Reply", "RemoteError", "DecodeError", "PeerLost"} <= kinds, "all ends of an ask were reached"
+        assert [found for found in outcomes if not _is_well_typed(found)] == []
+        assert peak.grown() < GROWTH_BYTES
+
+
+async def outcome(node: Node, to: Ref, *, stream: bool) -> Any:
+    """What an ask or a stream ends in."""
+    try:
+        if stream:
+            return [item async for item in node.stream(to, Stream(2), Reply, timeout_s=10)]
+        return await node.ask(to, Stream(1), Reply, timeout_s=10)
+    except BusError as error:
+        return error
+
+
+def _is_well_typed(found: Any) -> bool:
+    if isinstance(found, list):
+        return all(_is_well_typed(item) and not isinstance(item, BusError) for item in found)
+    return isinstance(found, BusError) or (type(found) is Reply and type(found.text) is str)
+
+
 async def test_mutated_frames_never_crash_a_node_nor_reach_a_handler_as_something_else(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -205,8 +312,33 @@ async def test_mutated_frames_never_crash_a_node_nor_reach_a_handler_as_somethin
     await bombard(20_000, seed=1)
 
 
+async def test_mutated_answers_reach_nobody_as_something_else(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL")
+    await deceive(5_000, seed=1)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_mutated_parts_unpack_to_what_was_packed_or_to_nothing(part: int) -> None:
+    """Small messages travel as one part; what is none is no message."""
+    rng = random.Random(part)
+    for _ in range(10_000):
+        frames = [rng.randbytes(rng.randrange(40)) for _ in range(rng.randint(1, PACKED_FRAMES))]
+        whole = packed(frames, [len(frame) for frame in frames])
+        assert [bytes(frame) for frame in unpacked(whole)] == frames
+        found = unpacked(rng.choice([flip, cut, insert, noise, lie])(rng, whole))
+        assert sum(map(len, found)) <= len(whole) + 8
+        assert len(found) <= PACKED_FRAMES
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(2, 52))
 async def test_a_million_mutated_frames(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL")
     await bombard(20_000, seed)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(2, 12))
+async def test_a_hundred_thousand_asks_with_mutated_answers(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("CRITICAL")
+    await deceive(10_000, seed)
