@@ -61,6 +61,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return self.control_bytes_per_s if lane is Lane.CONTROL else self.bulk_bytes_per_s
 
 
+_pack_time = struct.Struct("<d").pack
+
 Frames = Sequence[Frame]
 OnLost = Callable[[str, str, Frames], None]
 """Called with the reason, the name of the sender's node and the frames."""
@@ -128,6 +130,8 @@ class SimulatedNetwork:
     def set_link(self, source: str, target: str, link: Link) -> None:
         """For messages sent from now on, in this direction."""
         self._links[source, target] = link
+        for connection in self._between(source, target):
+            connection.change(link)
 
     def link(self, source: str, target: str) -> Link:
         return self._links.get((source, target), self._link)
@@ -142,10 +146,8 @@ class SimulatedNetwork:
     def block(self, source: str, target: str, *, cut: bool = False) -> None:
         """Likewise in one direction between two nodes."""
         self._blocked.add((source, target))
-        for connection in list(self._connections):
-            listener = self._listening.get(connection.endpoint)
-            if connection.source == source and listener is not None and listener.address.name == target:
-                connection.stall("partition" if cut else None)
+        for connection in self._between(source, target):
+            connection.stall("partition" if cut else None)
 
     def heal(self) -> None:
         """End all partitions."""
@@ -158,11 +160,9 @@ class SimulatedNetwork:
 
     def cut(self, source: str, target: str) -> None:
         """Break the connections in one direction: what is on its way is lost, what waits comes over new ones."""
-        for connection in list(self._connections):
-            listener = self._listening.get(connection.endpoint)
-            if connection.source == source and listener is not None and listener.address.name == target:
-                connection.stall("cut")
-                connection.resume(self.random.uniform(0, RECONNECT_S))
+        for connection in self._between(source, target):
+            connection.stall("cut")
+            connection.resume(self.random.uniform(0, RECONNECT_S))
 
     # ---- connections ---------------------------------------------------------------------------------------------
 
@@ -174,6 +174,14 @@ class SimulatedNetwork:
         """Let what has left, or leaves in time, arrive, and no more."""
         del self._connections[connection]
         connection.end(linger_s, why)
+
+    def _between(self, source: str, target: str) -> list[_Connection]:
+        found: list[_Connection] = []
+        for connection in self._connections:
+            listener = self._listening.get(connection.endpoint)
+            if connection.source == source and listener is not None and listener.address.name == target:
+                found.append(connection)
+        return found
 
     def _to(self, endpoint: str) -> list[_Connection]:
         return [connection for connection in self._connections if connection.endpoint == endpoint]
@@ -196,9 +204,7 @@ class SimulatedNetwork:
             self.lose("nobody listens" if listener is None else "partition", connection.source, frames)
             return
         self.counters["delivered"] += 1
-        self._digest.update(
-            b"".join([struct.pack("<d", self.loop.time()), connection.routing_id, connection.name, *frames])
-        )
+        self._digest.update(b"".join([_pack_time(self.loop.time()), connection.routing_id, connection.name, *frames]))
         listener.take(connection.lane, connection.routing_id, frames)
 
     def lose(self, why: str, source: str, frames: Frames) -> None:
@@ -230,18 +236,18 @@ class _Connection:
         self._free_at = 0.0  # when the last departure is over
         self._timer: asyncio.TimerHandle | None = None
 
-    def waiting(self) -> int:
-        """Messages that have not left yet."""
+    def send(self, frames: Frames, bound: int) -> bool:
+        """Whether it was taken: no more than ``bound`` messages wait to leave."""
         leaving, now = self._leaving, self._loop.time()
         while leaving and leaving[0] <= now:
             leaving.popleft()
-        return len(self._held) + len(leaving)
-
-    def send(self, frames: Frames) -> None:
+        if len(self._held) + len(leaving) >= bound:
+            return False
         if self._link is None:
             self._held.append(frames)
         else:
             self._fly(frames, self._link)
+        return True
 
     # ---- in the air ----------------------------------------------------------------------------------------------
 
@@ -250,8 +256,8 @@ class _Connection:
         if link.loss and chance.random() < link.loss:
             self._network.lose("link", self.source, frames)
             return
-        size = sum(len(frame) + FRAME_OVERHEAD_BYTES for frame in frames)
-        departs = max(now, self._free_at) + size / link.bytes_per_s(self.lane)
+        size = sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
+        departs = (self._free_at if self._free_at > now else now) + size / link.bytes_per_s(self.lane)
         self._free_at = departs
         self._leaving.append(departs)
         arrives = departs + link.latency_s
@@ -264,7 +270,8 @@ class _Connection:
             self._network.counters["reordered"] += 1
             self._stray(arrives + chance.uniform(0, link.late_s), frames)
             return
-        arrives = self.last_arrival = max(arrives, self.last_arrival)
+        arrives = max(arrives, self.last_arrival)
+        self.last_arrival = arrives
         self._flying.append((arrives, departs, frames))
         if self._timer is None:
             self._timer = self._loop.call_at(arrives, self._arrive)
@@ -308,6 +315,11 @@ class _Connection:
         self._free_at = self._loop.time() + after_s + HANDSHAKE_ROUND_TRIPS * 2 * link.latency_s
         while self._held:
             self._fly(self._held.popleft(), link)
+
+    def change(self, link: Link) -> None:
+        """For what is sent from now on, if there is somebody to send to."""
+        if self._link is not None:
+            self._link = link
 
     def end(self, linger_s: float, why: str) -> None:
         """Nobody sends here any more; what has departed by then still arrives, in order."""
@@ -368,12 +380,11 @@ class SimulatedTransport:
         largest = max(map(len, frames))
         if largest > MAX_FRAME_BYTES:
             raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
+        # The sender may change its arrays from now on. Of what is bytes already, this makes no copy.
+        copies: list[Frame] = [bytes(frame) for frame in frames]
         bound = self._network.queued[lane]
-        if connection.waiting() >= bound:
+        if not connection.send(copies if lane is Lane.CONTROL else [memoryview(copy) for copy in copies], bound):
             raise Overloaded(f"{bound} messages already wait for node {to.name} on the {lane.name.lower()} lane")
-        self._network.counters["sent"] += 1
-        copies: list[Frame] = [bytes(frame) for frame in frames]  # the sender may change its arrays from now on
-        connection.send(copies if lane is Lane.CONTROL else [memoryview(copy) for copy in copies])
 
     def _connect(self, to: NodeAddress, endpoint: str, lane: Lane) -> _Connection:
         if not endpoint.startswith("tcp://"):

@@ -112,21 +112,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._cancelled = 0
 
     def _run_once(self) -> None:
-        """One turn: everything that is ready now, but nothing that becomes so meanwhile."""
-        ready, timers = self._ready, self._timers
-        if not ready and not self._stopping and not (timers and timers[0][0] <= self._now):
-            self._advance()
+        """Turns, until it is to stop: in each, everything that is ready now, but nothing that becomes so meanwhile."""
+        ready = self._ready
+        while True:
             timers = self._timers
-        while timers and timers[0][0] <= self._now:
-            ready.append(heapq.heappop(timers)[2])
-        self._steps += len(ready)
-        if self._steps > MAX_STEPS_AT_ONCE:
-            self._steps = 0
-            self._give_up(f"time stands still after {MAX_STEPS_AT_ONCE} steps")
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            if not ready and not self._stopping and not (timers and timers[0][0] <= self._now):
+                self._advance()
+            while timers and timers[0][0] <= self._now:
+                ready.append(heapq.heappop(timers)[2])
+            self._steps += len(ready)
+            if self._steps > MAX_STEPS_AT_ONCE:
+                self._steps = 0
+                self._give_up(f"time stands still after {MAX_STEPS_AT_ONCE} steps")
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+            if self._stopping:
+                return
 
     def _advance(self) -> None:
         """To the next timer that still counts."""

@@ -14,7 +14,7 @@ from bus.message import Kind as WireKind
 from bus.simulated import Frames, Link, SimulatedNetwork
 from bus.virtual_time import run as run_in_virtual_time
 from tests.bus import plans
-from tests.bus.history import AnyEvent, Down, Dropped, History, Life, Lost, Sent, Up
+from tests.bus.history import AnyEvent, Down, Dropped, History, Life, Sent, Up
 from tests.bus.workers import Caller
 
 LATENCY_S = 0.0002
@@ -59,31 +59,28 @@ class Post(Caller):
 class Stage:
     """The nodes of one history, through all their incarnations."""
 
-    def __init__(self, plan: plans.Plan, book: LoopBook) -> None:
-        weather = plan.weather
-        link = Link(
-            latency_s=LATENCY_S,
-            jitter_s=weather.jitter_s,
-            loss=weather.loss,
-            duplication=weather.duplication,
-            reordering=weather.reordering,
-        )
+    def __init__(self, seed: int, book: LoopBook, nodes: int = plans.NODES) -> None:
         self.book = book
-        self.network = SimulatedNetwork(seed=plan.seed, link=link, on_lost=self._on_lost)
+        self.network = SimulatedNetwork(seed=seed, on_lost=self._on_lost)
+        self.names = [f"n{number}" for number in range(nodes)]
         self.posts: list[list[Post]] = []
-        self.over_at = 0.0
 
     async def begin(self) -> None:
-        for number in range(plans.NODES):
+        for number in range(len(self.names)):
             post = Post(self.book, self.network, f"n{number}")
             self.posts.append([post])
             await post.staff()
 
+    def change_weather(self, weather: plans.Weather) -> None:
+        link = Link(latency_s=LATENCY_S, **msgspec.structs.asdict(weather))
+        for source, target in itertools.permutations(self.names, 2):
+            self.network.set_link(source, target, link)
+
     def _on_lost(self, why: str, source: str, frames: Frames) -> None:
         """What a node drops because it concludes that another is gone needs a better reason than that."""
-        op = _op_of(frames)
-        if op and why != "disconnected":
-            self.book.write(Dropped(at=self.book.now(), life=self.book.senders[op], op=op))
+        sender = self.book.senders.get(_op_of(frames))
+        if sender is not None and why != "disconnected":
+            self.book.write(Dropped(at=self.book.now(), life=sender, op=_op_of(frames)))
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -91,19 +88,19 @@ class Stage:
         match step:
             case plans.Wait():
                 await asyncio.sleep(step.seconds)
-            case plans.Tell() | plans.Ask() | plans.Stream():
+            case plans.Tell() | plans.Ask() | plans.Stream() | plans.Monitor():
                 source = self._now(step.source)
                 if source.up and step.source != step.target:
                     source.call(step, self.posts[step.target][0 if step.whom == "first" else -1].node.address)
             case plans.End():
                 await self._end(step)
             case plans.Part():
-                others = {f"n{number}" for number in range(plans.NODES) if number != step.node}
-                self.network.partition({f"n{step.node}"}, others, cut=step.cut)
+                name = self.names[step.node]
+                self.network.partition({name}, {*self.names} - {name}, cut=step.cut)
             case plans.Heal():
                 self.network.heal()
             case plans.Cut():
-                self.network.cut(f"n{step.source}", f"n{step.target}")
+                self.network.cut(self.names[step.source], self.names[step.target])
             case plans.Lose():
                 self._lose(step)
             case plans.Watch():
@@ -137,24 +134,18 @@ class Stage:
     def _lose(self, step: plans.Lose) -> None:
         source, target = self._now(step.source), self._now(step.target)
         if source.up and source is not target:
-            self.book.write(Lost(at=self.book.now(), life=source.life, other=target.life))
             source.node.lose(target.node.address, "so the plan says")
 
     def _watch(self, step: plans.Watch) -> None:
         source, target = self._now(step.source), self._now(step.target)
         if source.up and source is not target:
-
-            def on_lost(why: str) -> None:
-                self.book.write(Lost(at=self.book.now(), life=source.life, other=target.life))
-
-            source.node.watch(target.node.address, silence_s=step.silence_s, on_lost=on_lost)
+            source.node.watch(target.node.address, silence_s=step.silence_s, on_lost=lambda why: None)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
-    async def end(self) -> list[str]:
-        """Let everything come to its end, close, and say what is left over."""
-        everyone = [post for posts in self.posts for post in posts]
-        calls = [task for post in everyone for task in post.calls]
+    async def settle(self) -> None:
+        """Let everything come to its end that anybody waits for."""
+        calls = [task for post in self.everyone() for task in post.calls]
         self.network.heal()
         if calls:
             _, stuck = await asyncio.wait(calls, timeout=LONGEST_S)
@@ -162,14 +153,19 @@ class Stage:
                 task.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.sleep(LONGEST_S)
-        self.over_at = self.book.now()
-        for post in everyone:
+
+    async def close(self) -> list[str]:
+        """Say what is left over."""
+        for post in self.everyone():
             if post.up:
                 self.book.write(Down(at=self.book.now(), life=post.life, killed=False))
                 await post.node.close()
         await asyncio.sleep(1)
-        left = [text for post in everyone for text in post.left_over()]
+        left = [text for post in self.everyone() for text in post.left_over()]
         return left + [repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
+
+    def everyone(self) -> list[Post]:
+        return [post for posts in self.posts for post in posts]
 
 
 def _op_of(frames: Frames) -> int:
@@ -177,19 +173,22 @@ def _op_of(frames: Frames) -> int:
     header = msgspec.msgpack.decode(frames[0], type=Header)
     if header.kind not in (WireKind.TELL, WireKind.ASK, WireKind.STREAM):
         return 0
-    return int(msgspec.msgpack.decode(frames[1])["op"])
+    return int(msgspec.msgpack.decode(frames[1]).get("op", 0))
 
 
 async def _history(plan: plans.Plan) -> History:
     problems: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(repr(context)))
     book = LoopBook()
-    stage = Stage(plan, book)
+    stage = Stage(plan.seed, book)
+    stage.change_weather(plan.weather)
     await stage.begin()
     for step in plan.steps:
         await stage.take(step)
-    left = await stage.end()
-    return History(book.events, orderly=plan.orderly, calm=plan.calm, left_over=left + problems, over_at=stage.over_at)
+    await stage.settle()
+    over_at = book.now()
+    left = await stage.close()
+    return History(book.events, orderly=plan.orderly, calm=plan.calm, left_over=left + problems, over_at=over_at)
 
 
 def play(plan: plans.Plan) -> History:

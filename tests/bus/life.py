@@ -25,7 +25,7 @@ from actors.core.process import die_with_parent
 from bus.answering import Answering
 from bus.message import NodeAddress
 from tests.bus import plans
-from tests.bus.history import AnyEvent, Down, Life, Lost, Up
+from tests.bus.history import AnyEvent, Down, Up
 from tests.bus.workers import Caller
 
 CALL_EVERY_S = 0.01
@@ -106,19 +106,16 @@ class Person:
                 self._watch(address)
 
     def _watch(self, address: NodeAddress) -> None:
-        def on_lost(why: str) -> None:
-            other = Life(address.name, address.epoch)
-            self._book.write(Lost(at=self._book.now(), life=self._caller.life, other=other))
-
         if self._chance.random() < 0.5:
-            self._caller.node.watch(address, silence_s=SILENCE_S, on_lost=on_lost)
+            self._caller.node.watch(address, silence_s=SILENCE_S, on_lost=lambda why: None)
+        self._caller.call(plans.Monitor(0, 0, "newest"), address)
 
     def _call(self, known: list[NodeAddress]) -> None:
         chance = self._chance
         lane = chance.choice([0, 0, 1])
         whom = chance.choice(WHOM)
         target = chance.choice(known) if whom == "first" else known[-1]
-        timeout_s = chance.choice([0.5, 5.0])
+        timeout_s = chance.choice([0.5, 3.0])
         step: plans.Tell | plans.Ask | plans.Stream
         match chance.randrange(3):
             case 0:

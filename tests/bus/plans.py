@@ -86,7 +86,16 @@ class Watch(msgspec.Struct, frozen=True):
     silence_s: float
 
 
-Step = Tell | Ask | Stream | Wait | End | Part | Heal | Cut | Lose | Watch
+class Monitor(msgspec.Struct, frozen=True):
+    """A node asks to be told when another one's actor ends."""
+
+    source: int
+    target: int
+    whom: Whom
+    leave_s: float = 0.0  # when that is taken back; 0 is never
+
+
+Step = Tell | Ask | Stream | Wait | End | Part | Heal | Cut | Lose | Watch | Monitor
 
 
 class Weather(msgspec.Struct, frozen=True):
@@ -144,6 +153,7 @@ calls = [
         st.sampled_from([0.0, 0.0, 0.02]),
         st.sampled_from([-1, -1, -1, 1, 3, 20]),
     ),
+    st.builds(Monitor, node, node, whom, st.sampled_from([0.0, 0.0, 0.0003, 1.0])),
 ]
 waits = st.builds(Wait, st.sampled_from([0.0001, 0.0005, 0.002, 0.1, 3.0]))
 faults = [

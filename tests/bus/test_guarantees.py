@@ -1,11 +1,11 @@
-"""The guarantees of delivery, over networks that lose, double, overtake, part and crash (see ``tests.bus.history``)."""
+"""The guarantees of delivery, over networks that lose, double, overtake, part and crash: see ``semantics``."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.bus.histories import play
-from tests.bus.history import violations
 from tests.bus.plans import Plan, plans
+from tests.bus.semantics import violations
 
 
 def check(plan: Plan) -> None:

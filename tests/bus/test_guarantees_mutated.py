@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 
 import bus.answering
 import bus.asking
+from actors.core.watching import Down, Watches
 from bus.answering import Answering, Request, _Book
 from bus.asking import Asking
 from bus.codec import Frame
@@ -21,10 +22,10 @@ from bus.peers import Meeting, Peers
 from bus.simulated import SimulatedNetwork, _Connection
 from bus.wire import Wire
 from tests.bus.histories import play
-from tests.bus.history import violations
 from tests.bus.plans import Plan, plans
+from tests.bus.semantics import violations
 
-ATTEMPTS = 300
+ATTEMPTS = 1_000
 
 Patch = pytest.MonkeyPatch
 
@@ -237,3 +238,21 @@ def test_it_sees_a_failure_in_the_calm(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Answering, "answer", forgetful)
     expect("calm")
+
+
+def test_it_sees_ends_that_nobody_is_told_of(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Watches, "gone", lambda self, gone: None)
+    expect("every Down")
+
+
+def test_it_sees_ends_that_are_told_twice(monkeypatch: Patch) -> None:
+    down = Watches._down
+
+    def twice(self: Watches, id_: int, kind: Any, reason: str) -> None:
+        away = self._away.get(id_)
+        down(self, id_, kind, reason)
+        if away is not None:
+            away.notify(Down(away.ref, kind, reason))
+
+    monkeypatch.setattr(Watches, "_down", twice)
+    expect("one Down")

@@ -10,9 +10,25 @@ from typing import Any, Protocol
 import msgspec
 
 from actors.core import Actor, Node, Ref, handler
+from actors.core.watching import Down as DownMessage
 from bus.message import BusError, Lane, NodeAddress, RemoteError
 from tests.bus import plans
-from tests.bus.history import AnyEvent, Dropped, Ended, Finished, Handled, Kind, Life, Sent, Taken, Yielded
+from tests.bus.history import (
+    AnyEvent,
+    Dropped,
+    Ended,
+    Finished,
+    Handled,
+    Kind,
+    Life,
+    Lost,
+    Sent,
+    Taken,
+    Told,
+    Unwatched,
+    Watched,
+    Yielded,
+)
 
 ACTOR = "worker"
 
@@ -116,11 +132,24 @@ class Caller:
         self.ref = Ref(node.address, ACTOR)
         self.calls: list[asyncio.Task[None]] = []
         self._book = book
+        self._note_losses()
+
+    def _note_losses(self) -> None:
+        """Whatever this node takes another one for lost for is to be noted; that it took leave is noted there."""
+        courier = self.node._courier
+        lose = courier.lose
+
+        def noted(address: NodeAddress, reason: str) -> None:
+            if reason != "it has closed":
+                self._book.write(Lost(at=self._book.now(), life=self.life, other=Life(address.name, address.epoch)))
+            lose(address, reason)
+
+        setattr(courier, "lose", noted)  # noqa: B010 (mypy: to assign it is no method)
 
     async def staff(self) -> None:
         await self.node.spawn(lambda: Worker(self._book, self.life), ACTOR)
 
-    def call(self, step: plans.Tell | plans.Ask | plans.Stream, target: NodeAddress) -> None:
+    def call(self, step: plans.Tell | plans.Ask | plans.Stream | plans.Monitor, target: NodeAddress) -> None:
         if step.whom == "any":
             target = msgspec.structs.replace(target, epoch=0)
         to = Ref(target, "nobody" if step.whom == "nobody" else ACTOR)
@@ -132,6 +161,8 @@ class Caller:
                 self.calls.append(asyncio.create_task(self.ask(to, step)))
             case plans.Stream():
                 self.calls.append(asyncio.create_task(self.stream(to, step)))
+            case plans.Monitor():
+                self.calls.append(asyncio.create_task(self.monitor(to, step)))
 
     def _sent(self, to: Ref, kind: Kind, lane: int, **facts: Any) -> int:
         op = self._book.next_op()
@@ -202,6 +233,20 @@ class Caller:
             self._failed(op, error)
         else:
             self._ended(op, how)
+
+    async def monitor(self, to: Ref, step: plans.Monitor) -> None:
+        watch, node, now = self._book.next_op(), to.node, self._book.now
+        gone = to.actor != ACTOR
+        self._book.write(Watched(at=now(), life=self.life, watch=watch, to=node.name, epoch=node.epoch, vanished=gone))
+
+        def told(down: DownMessage) -> None:
+            self._book.write(Told(at=now(), life=self.life, watch=watch, kind=down.kind))
+
+        monitor = self.node.monitor(to, told)
+        if step.leave_s:
+            await asyncio.sleep(step.leave_s)
+            self._book.write(Unwatched(at=now(), life=self.life, watch=watch))
+            monitor.cancel()
 
     def _failed(self, op: int, error: BusError) -> None:
         self._ended(op, type(error).__name__, remote=error.kind if isinstance(error, RemoteError) else "")
