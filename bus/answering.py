@@ -5,6 +5,8 @@ Invariants:
 - an ask takes effect at most once, however often it is sent: a repeated one gets the recorded answer, one that its
   asker has given up is dropped. Each ask with retries says which is the oldest that its sender still waits for;
   exactly what is older is forgotten, so that the memory is bounded by what is being asked at a time;
+- what its asker no longer waits for, be it given up, cancelled or gone, is cancelled where it has not ended yet, and
+  not begun where it has not begun;
 - a stream sends no more than its reader granted, and stops when the reader does.
 """
 
@@ -42,6 +44,7 @@ class Request:
         self.header = header
         self.frames = frames
         self.lane = lane
+        self.on_cancel: Callable[[], None] | None = None  # called once where nobody waits for the answer any more
         self._answering = answering
         self._account: Account | None = None  # of its sender, while it waits
         self._size = 0
@@ -143,8 +146,11 @@ class Answering:
         self._refusals = refusals
         self.on_unreadable = on_unreadable
         self._accounts: dict[str, Account] = {}
+        failure = wire.encode(Failure("DeadlineExceeded", "its asker had given it up"))
+        self._given_up = _Answer(Kind.ERROR, "Failure", [bytes(frame) for frame in failure], Lane.CONTROL)
         self._books: dict[str, _Book] = {}
         self._feeds: dict[_Key, _Feed] = {}
+        self._asks: dict[_Key, Request] = {}  # that are not answered yet
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -154,6 +160,9 @@ class Answering:
         elif header.oldest and not self._first_time(header):
             return
         request = Request(self, header, frames, lane)
+        if header.kind is Kind.ASK and self._asks.setdefault(_key(header), request) is not request:
+            self._wire.counters["duplicates"] += 1  # of one without retries, doubled on the way
+            return
         name = header.sender.name
         account = self._accounts.get(name) or self._open_account(name)
         size = MESSAGE_OVERHEAD_BYTES + (len(frames[0]) if len(frames) == 1 else sum(map(len, frames)))
@@ -212,6 +221,8 @@ class Answering:
         type_ = type(value).__name__
         if header.kind is Kind.STREAM:
             self._feeds.pop(_key(header), None)
+        elif self._asks.pop(_key(header), None) is not request:
+            return  # cancelled: what came of it is nobody's answer
         book = self._books.get(header.sender.name)
         if book is not None and book.epoch == header.sender.epoch and header.id in book.answers:
             book.keep(header.id, self._recorded(kind, type_, body, request.lane, book.bytes))
@@ -275,7 +286,20 @@ class Answering:
                 feed.credit.release()
 
     def on_cancel(self, header: Header) -> None:
-        self._end(lambda key: key == _key(header))
+        key = _key(header)
+        if key in self._asks:
+            self._cancel(key)
+        else:
+            self._end(lambda feed: feed == key)
+
+    def _cancel(self, key: _Key) -> None:
+        request = self._asks.pop(key)
+        self._wire.counters["cancelled"] += 1
+        book = self._books.get(key[0])
+        if book is not None and book.epoch == key[1] and key[2] in book.answers:
+            book.keep(key[2], self._given_up)  # one that is repeated late must not begin again
+        if request.on_cancel is not None:
+            request.on_cancel()
 
     def _end(self, ended: Callable[[_Key], bool]) -> None:
         for key in [key for key in self._feeds if ended(key)]:
@@ -290,6 +314,8 @@ class Answering:
         book = self._books.get(name)
         if book is not None and book.epoch <= epoch:
             del self._books[name]
+        for key in [key for key in self._asks if key[0] == name and key[1] <= epoch]:
+            self._cancel(key)
         account = self._accounts.get(name)
         if account is not None and account.messages == 0:
             del self._accounts[name]

@@ -16,6 +16,7 @@ import msgspec
 from bus.codec import Decoder, Frame
 from bus.message import (
     MAX_BUDGET_S,
+    ActorStopped,
     BusError,
     DeadlineExceeded,
     DecodeError,
@@ -41,13 +42,28 @@ WINDOW = 16
 RESEND_AFTER_S = 2.0
 """An ask with retries is sent again after this long without an answer."""
 
-_AS_THEMSELVES = {kind.__name__: kind for kind in (NoSuchActor, Overloaded, DecodeError, DeadlineExceeded)}
+_AS_THEMSELVES = {
+    kind.__name__: kind for kind in (NoSuchActor, ActorStopped, Overloaded, DecodeError, DeadlineExceeded)
+}
 
 
 class _Asked:
     """An ask that waits for its answer."""
 
-    __slots__ = ("actor", "body", "deadline", "decoder", "future", "lane", "resend", "retries", "to", "type", "what")
+    __slots__ = (
+        "actor",
+        "body",
+        "deadline",
+        "decoder",
+        "expired",
+        "future",
+        "lane",
+        "resend",
+        "retries",
+        "to",
+        "type",
+        "what",
+    )
 
     def __init__(
         self, to: NodeAddress, what: str, *, actor: str, type_: str, lane: Lane, decoder: Decoder[Any]
@@ -60,6 +76,7 @@ class _Asked:
         self.decoder = decoder
         self.body: list[Frame] = []
         self.deadline = 0.0
+        self.expired = False
         self.retries = 0
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.resend: asyncio.TimerHandle | None = None
@@ -135,7 +152,11 @@ class Asking:
                 self._send(id_, asked)
             except (PeerLost, PeerRestarted, Overloaded) as error:
                 raise type(error)(f"{what}: {error}") from None
-            result: T = await asked.future
+            try:
+                result: T = await asked.future
+            finally:
+                if asked.expired or asked.future.cancelled():
+                    self._wire.try_send(Kind.CANCEL, to, lane, id_=id_)  # behind the ask, never before it
             return result
         finally:
             timer.cancel()
@@ -181,6 +202,7 @@ class Asking:
     def _expire(self, asked: _Asked, timeout_s: float) -> None:
         if not asked.future.done():
             self._wire.counters["deadlines"] += 1
+            asked.expired = True
             who = f"{self._wire.address.name} waited for {asked.what}"
             asked.future.set_exception(DeadlineExceeded(f"{who}: no answer within {timeout_s:g} s"))
 

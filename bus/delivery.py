@@ -38,6 +38,7 @@ from bus.message import (
 )
 from bus.peers import Meeting, Peers
 from bus.refusals import Refusals
+from bus.tracing import Traces
 from bus.transport import Transport
 from bus.versions import ANSWERED, mismatch, preamble
 from bus.wire import Wire
@@ -88,6 +89,11 @@ class Courier:
         transport.start(self._arrive)
 
     @property
+    def traces(self) -> Traces:
+        """Where a message that nothing caused gets its trace."""
+        return self._wire.traces
+
+    @property
     def counters(self) -> Counter[str]:
         """What happened, by name."""
         return self._wire.counters
@@ -116,9 +122,10 @@ class Courier:
         lane: Lane = Lane.CONTROL,
         about: str = "",
     ) -> T:
-        """Send and wait for the answer; ``retries`` times it is sent again if none comes. Raises
-        ``DeadlineExceeded``, ``PeerLost``, ``PeerRestarted``, ``ProtocolMismatch``, ``NoSuchActor``, ``Overloaded``,
-        ``DecodeError`` (the answer is of another type) or ``RemoteError`` (the handler raised)."""
+        """Send and wait for the answer; ``retries`` times it is sent again if none comes. Not to wait any more (by the
+        deadline or a cancellation) cancels the handler. Raises ``DeadlineExceeded``, ``PeerLost``, ``PeerRestarted``,
+        ``ProtocolMismatch``, ``NoSuchActor``, ``Overloaded``, ``DecodeError`` (the answer is of another type) or
+        ``RemoteError`` (the handler raised)."""
         return await self._asking.ask(
             to, actor, message, reply, timeout_s=timeout_s, retries=retries, lane=lane, about=about
         )

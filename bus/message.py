@@ -27,7 +27,7 @@ class Kind(enum.IntEnum):
     ITEM = 5  # one item of a stream; ``sequence`` counts from 0
     END = 6  # the stream is complete; ``sequence`` is the number of its items
     CREDIT = 7  # ``sequence`` items may be sent in all: a total, so that one that is lost or doubled does no harm
-    CANCEL = 8  # the reader of a stream no longer reads
+    CANCEL = 8  # nobody reads the stream any more, or waits for the answer
     PING = 9
     PONG = 10
     BYE = 11  # this incarnation closes: nothing more will come of it
@@ -63,6 +63,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     type: str = ""  # name of the body's struct
     budget_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_BUDGET_S)] = 0.0  # what is left of the sender's deadline
     sequence: int = 0
+    trace: Annotated[int, msgspec.Meta(ge=0)] = 0  # see bus.tracing; of a request
     oldest: int = 0  # of an ask with retries: the earliest one that the sender still waits for here; else 0
 
 
@@ -96,6 +97,10 @@ class ProtocolMismatch(BusError):
 
 class NoSuchActor(BusError):
     """The node answers, but no actor of that name accepts the message."""
+
+
+class ActorStopped(NoSuchActor):
+    """The actor ended while it handled the message, which may have had its effect."""
 
 
 class CannotListen(BusError):

@@ -16,6 +16,7 @@ from bus.bounds import check_message
 from bus.codec import Encoder, Frame
 from bus.message import PROTOCOL_VERSION, BusError, Header, Kind, Lane, NodeAddress
 from bus.peers import Peers
+from bus.tracing import Traces
 from bus.transport import Transport
 
 
@@ -26,6 +27,7 @@ class Wire:
         self.address = transport.address
         self.counters: Counter[str] = Counter()
         self._protocol = protocol
+        self.traces = Traces(self.address.name, self.address.epoch)
         self._transport = transport
         self._peers = peers
         self._addressed: dict[str, NodeAddress] = {}  # the newest incarnation that something was sent to
@@ -67,6 +69,7 @@ class Wire:
             type=type_,
             budget_s=budget_s,
             sequence=sequence,
+            trace=self.traces.current() if actor else 0,
             oldest=oldest,
         )
         frames = [self._headers.encode(header), *body]

@@ -153,8 +153,10 @@ async def test_a_deadline_names_who_waited_for_whom_over_what_and_for_how_long()
         DeadlineExceeded, match=r"a waited for Add to counter@b \(trajectory 7\): no answer within 0.01 s"
     ):
         await ask(a, b, timeout_s=0.01, about="trajectory 7")
-    carry(a, b)
+    request, cancel = a.sent()
+    b.take(request)
     b.requests[0].reply(Total(1))
+    b.take(cancel)  # too late
     carry(b, a)
     assert a.courier.counters == {"deadlines": 1, "late_answers": 1}
 
@@ -189,8 +191,97 @@ async def test_a_cancelled_ask_leaves_nothing_behind() -> None:
     await settle()
     carry(a, b)
     b.requests[0].reply(Total(1))
+    assert b.sent() == []
+    assert (a.courier.counters, b.courier.counters) == ({}, {"cancelled": 1})
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("lane", Lane)
+async def test_a_cancelled_ask_cancels_what_it_caused_once_and_only_that(lane: Lane, retries: int) -> None:
+    a, b = Hand("a"), Hand("b")
+    cancelled: list[int] = []
+    waiting, other = (ask(a, b, lane=lane, retries=retries) for _ in range(2))
+    await settle()
+    carry(a, b)
+    for number, request in enumerate(b.requests):
+        request.on_cancel = lambda number=number: cancelled.append(number)
+    waiting.cancel()
+    await settle()
+    (message,) = carry(a, b)
+    assert (message.kind, message.lane) == (Kind.CANCEL, lane)
+    b.take(message)
+    assert cancelled == [0]
+    b.requests[1].reply(Total(1))
     carry(b, a)
-    assert a.courier.counters == {"late_answers": 1}
+    assert await other == Total(1)
+
+
+async def test_an_ask_past_its_deadline_cancels_what_it_caused() -> None:
+    a, b = Hand("a"), Hand("b")
+    cancelled = asyncio.Event()
+    waiting = ask(a, b, timeout_s=0.05)
+    await settle()
+    carry(a, b)
+    b.requests[0].on_cancel = cancelled.set
+    with pytest.raises(DeadlineExceeded):
+        await waiting
+    carry(a, b)
+    assert cancelled.is_set()
+
+
+async def test_a_cancelled_ask_that_arrives_again_is_not_begun_again() -> None:
+    a, b = Hand("a"), Hand("b")
+    waiting = ask(a, b, retries=3)
+    await settle()
+    (message,) = carry(a, b)
+    waiting.cancel()
+    await settle()
+    carry(a, b)
+    b.take(message)
+    assert len(b.requests) == 1
+    assert b.courier.counters == {"cancelled": 1, "duplicates": 1}
+
+
+@pytest.mark.parametrize("how", ["lost", "restarted"])
+async def test_what_a_node_that_is_gone_had_asked_for_is_cancelled(how: str) -> None:
+    a, a2, b = Hand("a"), Hand("a", 2), Hand("b")
+    cancelled = asyncio.Event()
+    waiting = ask(a, b)
+    await settle()
+    carry(a, b)
+    b.requests[0].on_cancel = cancelled.set
+    if how == "lost":
+        b.courier.lose(a.address, "gone")
+    else:
+        a2.courier.ping(b.address)
+        carry(a2, b)
+    assert cancelled.is_set()
+    waiting.cancel()
+
+
+async def test_an_ask_that_was_answered_or_never_sent_is_not_cancelled() -> None:
+    a, b = Hand("a"), Hand("b", serve=Counter())
+    waiting = ask(a, b)
+    await settle()
+    carry(a, b)
+    carry(b, a)
+    await waiting
+    a.transport.full = True
+    with pytest.raises(Overloaded):
+        await ask(a, b)
+    assert a.sent() == []
+    assert a.courier.counters == {}
+
+
+async def test_an_ask_without_retries_is_forgotten_once_it_is_answered() -> None:
+    a, b = Hand("a"), Hand("b", serve=Counter())
+    for _ in range(100):
+        waiting = ask(a, b)
+        await settle()
+        carry(a, b)
+        carry(b, a)
+        await waiting
+    assert len(b.courier._answering._asks) == 0
 
 
 async def test_an_ask_cancelled_in_the_moment_of_its_failure_leaves_no_unseen_error() -> None:
@@ -334,7 +425,8 @@ async def test_an_ask_is_sent_as_often_as_was_allowed_each_time_with_what_is_lef
     a, b = Hand("a"), Hand("b")
     with pytest.raises(DeadlineExceeded):
         await ask(a, b, retries=2, timeout_s=0.2)
-    headers = [message.header for message in a.sent()]
+    *headers, cancel = [message.header for message in a.sent()]
+    assert cancel.kind is Kind.CANCEL
     assert len(headers) == 3
     assert len({header.id for header in headers}) == 1
     budgets = [header.budget_s for header in headers]
@@ -346,7 +438,8 @@ async def test_without_retries_nothing_is_sent_again_and_nothing_recorded() -> N
     a, b = Hand("a"), Hand("b", serve=Counter())
     with pytest.raises(DeadlineExceeded):
         await ask(a, b, timeout_s=0.05)
-    (message,) = a.sent()
+    message, cancel = a.sent()
+    assert (message.kind, cancel.kind) == (Kind.ASK, Kind.CANCEL)
     assert message.header.oldest == 0
 
 
@@ -355,7 +448,7 @@ async def test_what_its_asker_gave_up_is_not_begun_when_it_arrives_late() -> Non
     a, b = Hand("a"), Hand("b", serve=counter)
     with pytest.raises(DeadlineExceeded):
         await ask(a, b, retries=1, timeout_s=0.01)
-    (late,) = a.sent()
+    late, _ = a.sent()
     waiting = ask(a, b, retries=1)
     await settle()
     carry(a, b)
@@ -492,7 +585,7 @@ async def test_answers_for_an_earlier_incarnation_of_the_asker_go_nowhere() -> N
     b.sent()
     b.requests[0].reply(Total(1))
     assert b.sent() == []
-    assert b.courier.counters == {"unsent_reply": 1}
+    assert b.courier.counters == {"cancelled": 1}
     waiting.cancel()
 
 
