@@ -38,7 +38,7 @@ LEAST_PATIENCE_S = 1.0
 class Request:
     """One arrived TELL, ASK or STREAM, to be answered through its methods (a TELL has no answer)."""
 
-    __slots__ = ("_account", "_answering", "_size", "frames", "header", "lane")
+    __slots__ = ("_account", "_answering", "_size", "frames", "header", "lane", "on_cancel")
 
     def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
         self.header = header
@@ -223,6 +223,7 @@ class Answering:
             self._feeds.pop(_key(header), None)
         elif self._asks.pop(_key(header), None) is not request:
             return  # cancelled: what came of it is nobody's answer
+        request.on_cancel = None
         book = self._books.get(header.sender.name)
         if book is not None and book.epoch == header.sender.epoch and header.id in book.answers:
             book.keep(header.id, self._recorded(kind, type_, body, request.lane, book.bytes))
@@ -298,8 +299,9 @@ class Answering:
         book = self._books.get(key[0])
         if book is not None and book.epoch == key[1] and key[2] in book.answers:
             book.keep(key[2], self._given_up)  # one that is repeated late must not begin again
-        if request.on_cancel is not None:
-            request.on_cancel()
+        on_cancel, request.on_cancel = request.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
 
     def _end(self, ended: Callable[[_Key], bool]) -> None:
         for key in [key for key in self._feeds if ended(key)]:

@@ -13,6 +13,10 @@ A handler takes one message, whose annotated type says which messages reach it. 
 generator, yields) answers an ``ask`` (or a ``stream``). Handlers run one after another, in the order of arrival;
 ``@handler(concurrent=True)`` runs in a task of its own, for work that waits, and ``@handler(urgent=True)`` overtakes
 what is queued.
+
+Where an asker stops waiting (its deadline, its cancellation, its end), the handler is cancelled, or never begun: what
+it holds it lets go in ``finally``, as in any cancelled coroutine. ``@handler(cancellable=False)`` is for work that must
+run to its end once it was asked for, or cannot be stopped anyway (a thread).
 """
 
 from __future__ import annotations
@@ -40,18 +44,21 @@ class HandlerFacts(msgspec.Struct, frozen=True):
     message: Any
     concurrent: bool
     urgent: bool
+    cancellable: bool
     streams: bool
 
 
 @overload
 def handler(function: F) -> F: ...
 @overload
-def handler(*, concurrent: bool = False, urgent: bool = False) -> Callable[[F], F]: ...
-def handler(function: F | None = None, *, concurrent: bool = False, urgent: bool = False) -> F | Callable[[F], F]:
+def handler(*, concurrent: bool = False, urgent: bool = False, cancellable: bool = True) -> Callable[[F], F]: ...
+def handler(
+    function: F | None = None, *, concurrent: bool = False, urgent: bool = False, cancellable: bool = True
+) -> F | Callable[[F], F]:
     """Mark a method as the handler of the message type that it is annotated with."""
 
     def mark(method: F) -> F:
-        method.__handler__ = (concurrent, urgent)  # type: ignore[attr-defined]
+        method.__handler__ = (concurrent, urgent, cancellable)  # type: ignore[attr-defined]
         return method
 
     return mark(function) if function is not None else mark
@@ -113,7 +120,7 @@ class Actor:
 
 
 def _facts_of(cls: type[Actor], name: str, method: Any) -> HandlerFacts:
-    concurrent, urgent = method.__handler__
+    concurrent, urgent, cancellable = method.__handler__
     hints = typing.get_type_hints(method)
     parameters = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
     where = f"{cls.__name__}.{name}"
@@ -125,4 +132,4 @@ def _facts_of(cls: type[Actor], name: str, method: Any) -> HandlerFacts:
     streams = inspect.isasyncgenfunction(method)
     if not streams and not inspect.iscoroutinefunction(method):
         raise TypeError(f"{where}: a handler is 'async def'")
-    return HandlerFacts(name, message, concurrent or streams, urgent, streams)
+    return HandlerFacts(name, message, concurrent or streams, urgent, cancellable, streams)

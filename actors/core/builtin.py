@@ -12,18 +12,18 @@ class NodeActor(Actor):
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
 
-    @handler
+    @handler(cancellable=False)
     async def watch(self, message: WatchActor) -> Watching:
         return self._watches.watched(message)
 
-    @handler
+    @handler(cancellable=False)
     async def unwatch(self, message: Unwatch) -> Unwatched:
         return self._watches.unwatched(message)
 
-    @handler
+    @handler(cancellable=False)
     async def ended(self, message: Ended) -> EndNoted:
         return self._watches.ended_there(message)
 
-    @handler
+    @handler(cancellable=False)
     async def gone(self, message: NodeGone) -> None:
         self._watches.gone(message)

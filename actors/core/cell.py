@@ -19,7 +19,8 @@ from actors.core.envelope import Envelope
 from actors.core.holdings import Holdings
 from actors.core.mailbox import Mailbox
 from actors.core.restarts import Budget, Restarts
-from bus.message import BusError, NoSuchActor
+from bus.message import ActorStopped, BusError, NoSuchActor
+from bus.tracing import trace
 
 if TYPE_CHECKING:
     from actors.core.node import Node
@@ -47,6 +48,7 @@ class Cell:
         self.actor = factory()
         self.handled = 0
         self.failures = 0
+        self.cancelled = 0  # asks that their askers gave up, before or while they were handled
         self._node = node
         self._factory = factory
         self._budget = Budget(restarts)
@@ -102,12 +104,15 @@ class Cell:
                 if envelope is None:
                     continue
                 envelope.taken()
+                if envelope.cancelled:
+                    self.cancelled += 1
+                    continue
                 self.handled += 1
                 if envelope.facts.concurrent:
                     self._beside(self.actor, envelope)
                     continue
                 actor = self.actor
-                error = await self._handle(actor, envelope)
+                error = await self._handle(actor, envelope, self._main)
                 if error is not None:
                     await self._supervise(actor, error)
 
@@ -118,35 +123,47 @@ class Cell:
         async def handle() -> None:
             nonlocal began
             began = True
-            error = await self._handle(actor, envelope)
+            error = await self._handle(actor, envelope, task)
             if error is not None:
                 async with self._turn:
                     await self._supervise(actor, error)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if not began:  # cancelled before its first step
+            if not began:  # ended before its first step
                 envelope.fail(self._stopped_in(envelope))
 
         task = asyncio.create_task(handle(), name=f"{self.ref} {envelope.facts.method}")
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    async def _handle(self, actor: Actor, envelope: Envelope) -> Exception | None:
-        """Run a handler and answer with what comes of it; the failure of a tell is returned."""
+    async def _handle(self, actor: Actor, envelope: Envelope, task: asyncio.Task[None] | None) -> Exception | None:
+        """Run a handler, in this task, and answer with what comes of it; the failure of a tell is returned."""
         method = getattr(actor, envelope.facts.method)
+        trace.set(envelope.trace)
+        if envelope.cancelled:  # before its own task's first step
+            self.cancelled += 1
+            return None
+        envelope.task = task
         try:
             if envelope.facts.streams:
                 await envelope.feed(method(envelope.message))
             else:
                 envelope.reply(await method(envelope.message))
         except asyncio.CancelledError:
+            if envelope.cancelled and task is not None and task.cancelling() == 1:  # by its asker, and by nobody else
+                self.cancelled += 1
+                return None
             if not _is_cancelled():
                 return self._failed(envelope, RuntimeError("it waited for something that was cancelled"))
             envelope.fail(self._stopped_in(envelope))
             raise
         except Exception as error:  # whatever user code raises ends here: with the asker, or with supervision
             return self._failed(envelope, error)
+        finally:
+            envelope.task = None
+            if envelope.cancelled and task is not None:
+                task.uncancel()
         return None
 
     def _failed(self, envelope: Envelope, error: Exception) -> Exception | None:
@@ -159,8 +176,8 @@ class Cell:
         envelope.fail(error)
         return None
 
-    def _stopped_in(self, envelope: Envelope) -> NoSuchActor:
-        return NoSuchActor(f"{self.ref} stopped while it handled {envelope.facts.message.__name__}")
+    def _stopped_in(self, envelope: Envelope) -> ActorStopped:
+        return ActorStopped(f"{self.ref} stopped while it handled {envelope.facts.message.__name__}")
 
     # ---- failures ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from actors.core.actor import HandlerFacts
 from bus.delivery import Request
-from bus.message import DeadlineExceeded, Failure
+from bus.message import DeadlineExceeded, Failure, Kind
 
 WINDOW = 16
 """Items of a local stream that may wait for their reader."""
@@ -25,11 +25,21 @@ TRACEBACK_CHARACTERS = 4000
 class Envelope:
     """A ``tell`` within a node, and the base of all others."""
 
-    __slots__ = ("facts", "message")
+    __slots__ = ("cancelled", "facts", "message", "task", "trace")
 
-    def __init__(self, facts: HandlerFacts, message: Any) -> None:
+    def __init__(self, facts: HandlerFacts, message: Any, trace: int = 0) -> None:
         self.facts = facts
         self.message = message
+        self.trace = trace
+        self.cancelled = False
+        self.task: asyncio.Task[Any] | None = None  # that handles it, while its handler runs
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self.facts.cancellable and not self.cancelled:
+            self.cancelled = True
+            if self.task is not None:
+                self.task.cancel()
 
     @property
     def wants_answer(self) -> bool:
@@ -70,8 +80,8 @@ class LocalAsk(Envelope):
 
     __slots__ = ("_future",)
 
-    def __init__(self, facts: HandlerFacts, message: Any, future: asyncio.Future[Any]) -> None:
-        super().__init__(facts, message)
+    def __init__(self, facts: HandlerFacts, message: Any, trace: int, future: asyncio.Future[Any]) -> None:
+        super().__init__(facts, message, trace)
         self._future = future
 
     @property
@@ -90,15 +100,15 @@ class LocalAsk(Envelope):
 class LocalStream(Envelope):
     """A stream within a node: at most ``WINDOW`` items wait for their reader."""
 
-    __slots__ = ("_cancelled", "_credit", "_items", "_patience_s", "_task")
+    __slots__ = ("_credit", "_ended", "_items", "_patience_s", "_task")
 
-    def __init__(self, facts: HandlerFacts, message: Any, patience_s: float) -> None:
-        super().__init__(facts, message)
+    def __init__(self, facts: HandlerFacts, message: Any, trace: int, patience_s: float) -> None:
+        super().__init__(facts, message, trace)
         self._patience_s = patience_s
         self._items: asyncio.Queue[Any] = asyncio.Queue()
         self._credit = asyncio.Semaphore(WINDOW)
         self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
+        self._ended = False
 
     @property
     def wants_answer(self) -> bool:
@@ -108,7 +118,7 @@ class LocalStream(Envelope):
         self._items.put_nowait(_End(error))
 
     async def feed(self, items: AsyncGenerator[Any, None]) -> None:
-        if self._cancelled:
+        if self._ended:
             return
         self._task = asyncio.current_task()
         try:
@@ -146,7 +156,7 @@ class LocalStream(Envelope):
                 taken += 1
                 yield item
         finally:
-            self._cancelled = True
+            self._ended = True
             if self._task is not None:
                 self._task.cancel()
 
@@ -166,8 +176,10 @@ class Remote(Envelope):
     __slots__ = ("_request",)
 
     def __init__(self, facts: HandlerFacts, message: Any, request: Request) -> None:
-        super().__init__(facts, message)
+        super().__init__(facts, message, request.header.trace)
         self._request = request
+        if request.header.kind is Kind.ASK:
+            request.on_cancel = self.cancel  # until it is answered
 
     @property
     def wants_answer(self) -> bool:

@@ -112,6 +112,7 @@ class Holdings:
             self._node.counters["ticks_skipped"] += 1
         else:
             try:
+                clock.tick.trace = self._node.traces.current()
                 self._cell.offer(clock.tick)
                 clock.tick.waits = True
             except BusError as error:

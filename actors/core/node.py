@@ -73,6 +73,7 @@ class Node:
         self._decoders: dict[Any, Decoder[Any]] = {}
         self.loop = asyncio.get_running_loop()
         self._courier = Courier(self._transport, self._serve, self._gone, bounds=bounds)
+        self.traces = self._courier.traces
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
         self._background: set[asyncio.Task[Any]] = set()
@@ -179,7 +180,7 @@ class Node:
         try:
             if self.hosts(to):
                 cell, facts = self._find(to.actor, type(message), streams=False)
-                cell.offer(Envelope(facts, message))
+                cell.offer(Envelope(facts, message, self.traces.current()))
             else:
                 self._courier.tell(to.node, to.actor, message, lane=lane)
         except BusError as error:
@@ -196,32 +197,35 @@ class Node:
         lane: Lane = Lane.CONTROL,
         about: str = "",
     ) -> T:
-        """Send and wait for the answer. Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception
-        arrives as itself within a node and as ``RemoteError`` from another."""
+        """Send and wait for the answer. Not to wait any more, by the deadline or a cancellation, cancels the handler.
+        Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception arrives as itself within a node and
+        as ``RemoteError`` from another."""
         if not self.hosts(to):
             decoder = self._decoder(reply)
             return await self._courier.ask(
                 to.node, to.actor, message, decoder, timeout_s=timeout_s, retries=retries, lane=lane, about=about
             )
         cell, facts = self._find(to.actor, type(message), streams=False)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        cell.offer(LocalAsk(facts, message, future))
-        timer = loop.call_later(timeout_s, self._expire, future, to, message, timeout_s, about)
+        future: asyncio.Future[T] = self.loop.create_future()
+        envelope = LocalAsk(facts, message, self.traces.current(), future)
+        cell.offer(envelope)
+        timer = self.loop.call_later(timeout_s, self._expire, future, envelope, to, timeout_s, about)
         try:
             answer = await future
         finally:
             timer.cancel()
-            if future.done() and not future.cancelled():
+            if future.cancelled():
+                envelope.cancel()
+            elif future.done():
                 future.exception()  # seen, also where the asker was cancelled at the same time
         _check_type(answer, reply, to, message)
         return answer
 
-    def _expire(self, future: asyncio.Future[Any], to: Ref, message: Any, timeout_s: float, about: str) -> None:
+    def _expire(self, future: asyncio.Future[Any], envelope: Envelope, to: Ref, timeout_s: float, about: str) -> None:
         if not future.done():
-            future.set_exception(
-                self._late(f"{type(message).__name__} to {to}", about, f"no answer within {timeout_s:g} s")
-            )
+            what = f"{type(envelope.message).__name__} to {to}"
+            future.set_exception(self._late(what, about, f"no answer within {timeout_s:g} s"))
+            envelope.cancel()
 
     def _late(self, what: str, about: str, how: str) -> DeadlineExceeded:
         self.counters["deadlines"] += 1
@@ -242,7 +246,7 @@ class Node:
                     yield value
             return
         cell, facts = self._find(to.actor, type(message), streams=True)
-        stream = LocalStream(facts, message, timeout_s)
+        stream = LocalStream(facts, message, self.traces.current(), timeout_s)
         cell.offer(stream)
 
         def late(taken: int) -> DeadlineExceeded:

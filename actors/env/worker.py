@@ -59,11 +59,11 @@ class EnvWorker(Actor):
 
         return await self._run(work)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def close(self, message: CloseEnv) -> None:
         await self._run(lambda: self._bench.close(message.instance))
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def score(self, message: ScoreWith) -> ScoreDone:
         return ScoreDone(await self._run(lambda: self._bench.score(message.trajectory)))
 

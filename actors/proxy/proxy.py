@@ -355,7 +355,7 @@ class LLMProxy(Actor):
         self._forget(add.request.request_id)
         self.node.tell(add.reply_to, RequestFailed(add.request.request_id, reason))
 
-    @handler(urgent=True)
+    @handler(urgent=True, cancellable=False)
     async def remove(self, message: Remove) -> Acknowledged:
         log.error("engine %s is taken out of routing: %s", message.engine, message.reason)
         self.engine_died(message.engine, message.reason, restarting=False)

@@ -35,7 +35,7 @@ class RewardActor(Actor):
         self._pool = pool
         self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def score(self, message: Score) -> Scored:
         """Raises what the reward function raises; a function that hangs is killed with its worker."""
         if self._pool is None:

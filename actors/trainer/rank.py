@@ -93,7 +93,7 @@ class RankActor(Actor):
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def step(self, message: RunStep) -> StepResult:
         """Train, then snapshot what came out."""
 
@@ -115,7 +115,7 @@ class RankActor(Actor):
     async def inspect(self, message: InspectBatch) -> Inspection:
         return await self._run(lambda: self._backend.inspect(message.batch))
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def write_model(self, message: WriteModel) -> RankSaved:
         """Collective, as every export; rank 0 writes."""
         start = time.time()
@@ -148,7 +148,7 @@ class RankActor(Actor):
         publisher.publish(manifest, snapshot)
         return Weights(manifest, source)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def save(self, message: SaveRank) -> RankSaved:
         start = time.time()
         await self._run(lambda: self._backend.save(Path(message.directory)))

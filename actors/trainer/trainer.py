@@ -172,7 +172,7 @@ class Trainer(Actor):
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def train(self, message: Train) -> Trained:
         """Raises what the backend raises (``NotFinite`` names the trajectories) or ``PeerLost``."""
         version, rate = message.version + 1, self._learning_rate(message.version)
@@ -186,7 +186,7 @@ class Trainer(Actor):
             raise TrainerDied("rank 0 returned no weights")
         return Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def imitate(self, message: Imitate) -> Imitated:
         """Raises like ``train``."""
         version, rate = message.version + 1, message.learning_rate
@@ -221,7 +221,7 @@ class Trainer(Actor):
             results = await self._of_all(InspectBatch(batch), Inspection, self._settings.step_timeout_s, "inspection")
         return InspectedGroups(batch, results[0])
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def write_model(self, message: WriteModel) -> Saved:
         start = time.monotonic()
         async with self._busy:
@@ -232,7 +232,7 @@ class Trainer(Actor):
         """Linear warm-up, then constant."""
         return self._settings.learning_rate * min(1.0, (version + 1) / max(self._settings.warmup_steps, 1))
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def save(self, message: SaveCheckpoint) -> Saved:
         start = time.monotonic()
         order = SaveRank(message.directory)

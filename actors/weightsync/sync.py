@@ -102,7 +102,7 @@ class WeightSync(Actor):
         if member is not None:
             member.leave(reason)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def publish(self, message: Publish) -> Published:
         """Answered when every engine holds the version, is out of routing, or is to get a newer one."""
         start = time.time()

@@ -118,15 +118,6 @@ async def test_a_deadline_names_who_waited_for_whom_over_what_and_for_how_long(w
         assert on.asker.describe()["counters"]["deadlines"] == 1
 
 
-async def test_a_cancelled_ask_leaves_the_actor_alone(where: Where) -> None:
-    async with stage(where) as on:
-        waiting = asyncio.create_task(on.asker.ask(on.ref, Wait(), Total, timeout_s=10))
-        await on.actor.waiting.wait()
-        waiting.cancel()
-        on.actor.release.set()
-        assert await on.add(1) == 1
-
-
 async def test_a_full_mailbox_pushes_back_instead_of_growing(where: Where) -> None:
     async with stage(where, bound=5) as on:
         waiting = asyncio.create_task(on.asker.ask(on.ref, Wait(), Total, timeout_s=10))

@@ -268,12 +268,12 @@ class EngineHost(Actor):
         self._spans.add("stage", start, time.time(), version=version)
         return Staged(version, staged.bytes, time.time() - start)
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def suspend(self, message: HostSuspend) -> Acknowledged:
         await self._thread.suspend()
         return Acknowledged()
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def update(self, message: HostUpdate) -> Receipt:
         """Load what is staged, and prove it."""
         start = time.time()
@@ -290,7 +290,7 @@ class EngineHost(Actor):
         self._spans.add("swap", start, time.time(), version=message.version)
         return receipt
 
-    @handler(concurrent=True)
+    @handler(concurrent=True, cancellable=False)
     async def resume(self, message: HostResume) -> Acknowledged:
         await self._thread.resume()
         return Acknowledged()
