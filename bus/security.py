@@ -17,7 +17,16 @@ import zmq
 from bus import keyring
 from bus.keyring import KeyFile, Pair, Ring, SecurityError
 
-__all__ = ["ClusterKey", "SecurityError", "check_exposure", "check_name", "is_loopback", "make_key", "read_key"]
+__all__ = [
+    "ClusterKey",
+    "SecurityError",
+    "check_exposure",
+    "check_name",
+    "is_loopback",
+    "make_key",
+    "reachable_plainly",
+    "read_key",
+]
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +111,15 @@ def check_exposure(host: str, key: ClusterKey | None) -> None:
         raise SecurityError(f"listening on {host} needs a key file (--key-file): only loopback may be plain")
     if host in ("0.0.0.0", "::", "*", ""):
         raise SecurityError(f"listening on {host!r}: name the one address under which other hosts reach this one")
+
+
+def reachable_plainly(endpoint: str) -> bool:
+    """Whether a ZeroMQ endpoint can be spoken to without a key: one of this machine, or none at all (which ZeroMQ
+    refuses by itself)."""
+    scheme, separator, place = endpoint.partition("://")
+    if not separator or scheme != "tcp":
+        return True
+    return is_loopback(place.rpartition(":")[0].strip("[]"))
 
 
 def check_name(name: str, key: ClusterKey) -> Pair:

@@ -31,6 +31,7 @@ from bus.security import (
     SecurityError,
     check_exposure,
     check_name,
+    reachable_plainly,
     secure_client,
     secure_server,
 )
@@ -52,6 +53,9 @@ MAX_FRAME_BYTES = 1 << 30
 
 MAX_SOCKETS = 32_768
 """Of one node: two for each peer, and twice that with a key file. ZeroMQ's default is 1,023."""
+
+CURVE_BYTES = 33
+"""What encryption adds to a frame (RFC 26: the command's name, a nonce, the flags, a MAC)."""
 
 LINGER_MS = 300
 
@@ -129,7 +133,7 @@ class ZeroMQTransport:
         self._routers[lane] = router
         router.linger = 0
         router.rcvhwm = QUEUED[lane]
-        router.maxmsgsize = MAX_FRAME_BYTES + HEAD_BYTES
+        router.maxmsgsize = MAX_FRAME_BYTES + HEAD_BYTES + CURVE_BYTES
         router.router_handover = True  # a reconnecting DEALER replaces its own dead connection
         if self._pair is not None and self._doors is not None:
             secure_server(router, self._pair)
@@ -224,6 +228,8 @@ class ZeroMQTransport:
 
     def _connect(self, to: NodeAddress, where: _Where) -> _Way:
         endpoint, lane, server_key = where
+        if self._key is None and not reachable_plainly(endpoint):
+            raise PeerLost(f"node {to.name} at {endpoint} is beyond this machine: a key file is needed (--key-file)")
         if self._refused.get(where, 0.0) > self._loop.time():
             raise PeerLost(f"node {to.name} at {endpoint} refuses the key of node {self._name}: it is not on its list")
         try:

@@ -1,16 +1,19 @@
-"""Two networks behind one face: ZeroMQ in real time, and the simulated one in virtual time."""
+"""Networks behind one face: ZeroMQ in real time, plain and with keys, and the simulated one in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 import bus.zeromq
 from bus.message import Lane
+from bus.security import ClusterKey, make_key
 from bus.simulated import Link, SimulatedNetwork, SimulatedTransport
 from bus.transport import Transport
 from bus.virtual_time import run as run_in_virtual_time
@@ -40,12 +43,13 @@ class Place(Protocol):
 class RealPlace:
     """ZeroMQ on loopback."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: ClusterKey | None = None) -> None:
+        self._key = key
         self._open: list[ZeroMQTransport] = []
 
     def join(self, name: str, epoch: int, *, like: Transport | None = None) -> ZeroMQTransport:
         port = int(like.address.control.rsplit(":", 1)[1]) if like is not None else 0
-        transport = ZeroMQTransport(name, epoch, port=port)
+        transport = ZeroMQTransport(name, epoch, port=port, key=self._key)
         self._open.append(transport)
         return transport
 
@@ -54,6 +58,9 @@ class RealPlace:
         transport._receive = None
         for router in transport._routers.values():
             asyncio.get_running_loop().remove_reader(router.fileno())
+        if transport._doors is not None and transport._timer is not None:
+            transport._timer.cancel()
+            transport._doors.close()
         transport._context.destroy(linger=0)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -98,9 +105,9 @@ class SimulatedPlace:
         await asyncio.sleep(10)
 
 
-def _run_for_real(scenario: Callable[[Place], Awaitable[None]]) -> None:
+def _run_for_real(scenario: Callable[[Place], Awaitable[None]], key: ClusterKey | None = None) -> None:
     async def main() -> None:
-        place = RealPlace()
+        place = RealPlace(key)
         try:
             await scenario(place)
         finally:
@@ -111,6 +118,11 @@ def _run_for_real(scenario: Callable[[Place], Awaitable[None]]) -> None:
         run_in_real_time(main())
 
 
+def _run_with_keys(scenario: Callable[[Place], Awaitable[None]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        _run_for_real(scenario, make_key(Path(directory) / "key"))
+
+
 def _run_simulated(scenario: Callable[[Place], Awaitable[None]]) -> None:
     async def main() -> None:
         await scenario(SimulatedPlace())
@@ -118,13 +130,26 @@ def _run_simulated(scenario: Callable[[Place], Awaitable[None]]) -> None:
     run_in_virtual_time(main(), limit_s=3600)
 
 
-_RUNS = {"zeromq": _run_for_real, "simulated": _run_simulated}
+_RUNS: dict[str, Callable[[Callable[[Place], Awaitable[None]]], None]] = {
+    "zeromq": _run_for_real,
+    "zeromq with keys": _run_with_keys,
+    "simulated": _run_simulated,
+}
 
 
 def everywhere(scenario: Callable[[Place], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
     """A test of what every transport keeps."""
 
-    @pytest.mark.parametrize("where", _RUNS)
+    return _test_at(list(_RUNS), scenario)
+
+
+def without_keys(scenario: Callable[[Place], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
+    """A test in which one end holds the loop on which the other would have to let it in."""
+    return _test_at([where for where in _RUNS if where != "zeromq with keys"], scenario)
+
+
+def _test_at(places: list[str], scenario: Callable[[Place], Coroutine[Any, Any, None]]) -> Callable[[str], None]:
+    @pytest.mark.parametrize("where", places)
     def test(where: str) -> None:
         _RUNS[where](scenario)
 

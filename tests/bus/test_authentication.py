@@ -15,6 +15,7 @@ import bus.asking
 import bus.authentication
 import bus.refusals
 import bus.zeromq
+from actors.core import Node
 from bus import keyring
 from bus.answering import Request
 from bus.codec import Encoder
@@ -56,7 +57,7 @@ def message(sender: NodeAddress, text: str) -> list[bytes]:
 
 @asynccontextmanager
 async def stranger(
-    server: Courier, server_key: str, pair: Pair | None, name: str = "stranger"
+    server: Courier | Node, server_key: str, pair: Pair | None, name: str = "stranger"
 ) -> AsyncIterator[zmq.Socket[bytes]]:
     """A socket that knows the server's public key, with any pair of its own."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -96,6 +97,14 @@ async def test_an_unlisted_key_is_refused_though_it_knows_the_servers_public_key
         assert refusals(caplog) == [
             f"node server refuses key {pair.public} from 127.0.0.1: it is not listed (refused_keys counts it)"
         ]
+
+
+async def test_refusals_are_seen_in_the_description_of_a_node(key: ClusterKey) -> None:
+    async with Node("server", key=key) as node:
+        server_key = key.content.pairs[0].public
+        async with stranger(node, server_key, keyring.new_pair()) as dealer:
+            dealer.send_multipart(message(address_of("stranger"), "let me in"))
+            await until(lambda: node.describe()["counters"].get("refused_keys") == 1)
 
 
 async def test_a_plain_client_is_refused_and_told_of_once(key: ClusterKey, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from bus.keyring import KeyFile, Listed, Pair
-from bus.message import DeadlineExceeded, Lane
+from bus.message import DeadlineExceeded, Lane, NodeAddress, PeerLost
 from bus.security import ClusterKey, SecurityError, check_exposure, make_key, read_key
 from tests.bus.test_zeromq import Nodes, ask, echo
 
@@ -112,6 +112,16 @@ async def test_a_node_does_not_listen_plainly_beyond_loopback() -> None:
     async with Nodes() as nodes:
         with pytest.raises(SecurityError, match="needs a key file"):
             nodes("a", host="192.0.2.1")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "[2001:db8::1]", "example.com", "0.0.0.0", ""])
+async def test_a_node_says_nothing_plainly_beyond_this_machine(host: str) -> None:
+    there = NodeAddress("b", f"tcp://{host}:5600", f"tcp://{host}:5601", 0)
+    async with Nodes() as nodes:
+        a = nodes("a")
+        for lane in Lane:
+            with pytest.raises(PeerLost, match=r"node b at tcp://.* is beyond this machine: a key file is needed"):
+                await ask(a, there, "in the clear", lane=lane)
 
 
 def own_address() -> str:

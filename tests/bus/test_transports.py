@@ -10,7 +10,7 @@ import bus.zeromq
 from bus.codec import Frame
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.transport import Transport
-from tests.bus.places import QUEUED, Place, everywhere
+from tests.bus.places import QUEUED, Place, everywhere, without_keys
 
 Arrival = tuple[Lane, bytes, list[bytes]]
 
@@ -198,7 +198,7 @@ async def test_a_closed_transport_sends_and_hears_nothing(place: Place) -> None:
     assert found == []
 
 
-@everywhere
+@without_keys
 async def test_what_was_sent_before_closing_still_leaves(place: Place) -> None:
     a, b = place.join("a", 1), place.join("b", 1)
     listen(a)
@@ -296,3 +296,16 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows(place: P
         a.send(b.address, Lane.CONTROL, [b"%d" % number])
     await place.until(lambda: len(found) == 5)
     assert reported == ["a fault of ours"]
+
+
+@everywhere
+async def test_what_was_sent_before_closing_still_leaves_where_a_connection_stands(place: Place) -> None:
+    a, b = place.join("a", 1), place.join("b", 1)
+    listen(a)
+    found = listen(b)
+    a.send(b.address, Lane.CONTROL, [b"hello"])
+    await place.until(lambda: texts(found) == [b"hello"])
+    for number in range(QUEUED // 2):
+        a.send(b.address, Lane.CONTROL, [b"%d" % number])
+    a.close()
+    await place.until(lambda: texts(found) == [b"hello", *(b"%d" % number for number in range(QUEUED // 2))])
