@@ -26,6 +26,7 @@ from bus.message import (
     Lane,
     NodeAddress,
     NoSuchActor,
+    NotBegun,
     Overloaded,
     PeerLost,
     PeerRestarted,
@@ -43,7 +44,7 @@ RESEND_AFTER_S = 2.0
 """An ask with retries is sent again after this long without an answer."""
 
 _AS_THEMSELVES = {
-    kind.__name__: kind for kind in (NoSuchActor, ActorStopped, Overloaded, DecodeError, DeadlineExceeded)
+    kind.__name__: kind for kind in (NoSuchActor, NotBegun, ActorStopped, Overloaded, DecodeError, DeadlineExceeded)
 }
 
 

@@ -99,6 +99,10 @@ class NoSuchActor(BusError):
     """The node answers, but no actor of that name accepts the message."""
 
 
+class NotBegun(NoSuchActor):
+    """The message reached no handler, and so had no effect."""
+
+
 class ActorStopped(NoSuchActor):
     """The actor ended while it handled the message, which may have had its effect."""
 

@@ -1,6 +1,8 @@
 """Actors, references, supervision, and the node that runs them."""
 
 from actors.core.actor import Actor, handler
+from actors.core.directory import Directory, LocalDirectory
+from actors.core.names import Named
 from actors.core.node import Node
 from actors.core.ref import Ref
 from actors.core.restarts import Restarts
@@ -11,7 +13,10 @@ __all__ = [
     "ALL_FOR_ONE",
     "ONE_FOR_ONE",
     "Actor",
+    "Directory",
     "Down",
+    "LocalDirectory",
+    "Named",
     "Node",
     "Ref",
     "Restarts",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from actors.core.actor import Actor, handler
+from actors.core.offers import SpawnActor, Spawned
 from actors.core.watching import Ended, EndNoted, NodeGone, Unwatch, Unwatched, WatchActor, Watches, Watching
 
 
 class NodeActor(Actor):
     """One on every node, under the name ``@node``."""
 
-    def __init__(self, watches: Watches) -> None:
+    def __init__(self, watches: Watches, spawn: Callable[[SpawnActor], Awaitable[Spawned]]) -> None:
         self._watches = watches
+        self._spawn = spawn
 
     @handler(cancellable=False)
     async def watch(self, message: WatchActor) -> Watching:
@@ -23,6 +27,10 @@ class NodeActor(Actor):
     @handler(cancellable=False)
     async def ended(self, message: Ended) -> EndNoted:
         return self._watches.ended_there(message)
+
+    @handler(concurrent=True, cancellable=False)
+    async def spawn(self, message: SpawnActor) -> Spawned:
+        return await self._spawn(message)
 
     @handler(cancellable=False)
     async def gone(self, message: NodeGone) -> None:

@@ -19,7 +19,7 @@ from actors.core.envelope import Envelope
 from actors.core.holdings import Holdings
 from actors.core.mailbox import Mailbox
 from actors.core.restarts import Budget, Restarts
-from bus.message import ActorStopped, BusError, NoSuchActor
+from bus.message import ActorStopped, BusError, NoSuchActor, NotBegun
 from bus.tracing import trace
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Cell:
         self._turn = asyncio.Lock()  # held by whoever runs a handler that is not concurrent, or a hook
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
-        self._refusal = ""
+        self._refusal = ""  # of what comes
+        self._over = False  # nothing more is taken either
         self._end_of: tuple[DownKind, str] = ("stopped", "it was stopped")
         self._stopping: asyncio.Task[None] | None = None
 
@@ -86,18 +87,18 @@ class Cell:
     def offer(self, envelope: Envelope) -> None:
         """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``."""
         if self._refusal:
-            raise NoSuchActor(f"{self.ref} {self._refusal}")
+            raise NotBegun(f"{self.ref} {self._refusal}")
         self._mailbox.put(envelope, urgent=envelope.facts.urgent)
 
     def notice(self, envelope: Envelope) -> None:
         """Queue what this actor asked to be told, however full its mailbox is."""
-        if not self._refusal:
+        if not self._over:
             self._mailbox.notice(envelope)
 
     # ---- messages ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while not self._refusal:
+        while not self._over:
             await self._mailbox.filled()
             async with self._turn:
                 envelope = self._mailbox.take()
@@ -173,6 +174,8 @@ class Cell:
             return error
         if not isinstance(error, BusError):
             log.warning("%s: %s raised %r", self.ref, envelope.facts.method, error)
+        if isinstance(error, NotBegun):  # something further on was not begun; this was
+            error = NoSuchActor(str(error))
         envelope.fail(error)
         return None
 
@@ -183,7 +186,7 @@ class Cell:
 
     async def _supervise(self, actor: Actor, error: Exception) -> None:
         """Restart the actor after a failure, or give it up. Runs in the actor's turn."""
-        while actor is self.actor and not self._refusal:  # else it has been restarted or stopped already
+        while actor is self.actor and not self._over:  # else it has been restarted or stopped already
             await self._hook("on_failure", actor.on_failure(error))
             wait_s = self._budget.spend(asyncio.get_running_loop().time())
             if wait_s is None:
@@ -217,11 +220,30 @@ class Cell:
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
+    async def drain(self, within_s: float) -> int:
+        """Take no new messages, let everything end that was accepted, then stop. Returns how many messages the time was
+        too short for: those are refused, or their handlers are cancelled."""
+        self._refusal = self._refusal or "takes no more messages: it is draining"
+        self._holdings.stop_timers()
+        try:
+            async with asyncio.timeout(within_s):
+                while self._mailbox or self._turn.locked() or self._tasks:
+                    async with self._turn:
+                        pass
+                    if self._tasks:
+                        await asyncio.wait(set(self._tasks))
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            log.warning("%s: not drained within %g s", self.ref, within_s)
+        left = len(self._mailbox) + len(self._tasks) + self._turn.locked()
+        await self.stop()
+        return left
+
     async def stop(self, linked: str = "") -> None:
         """Take no more messages, end the running handlers, run ``on_stop``; what waits is refused. An actor must not
         await its own end. ``linked``: what it was linked to has ended, and how."""
         if self._stopping is None:
-            if linked and not self._refusal:
+            if linked and not self._over:
                 self._end_of = ("linked", linked)
             self._refuse("has stopped")
             self._stopping = asyncio.create_task(self._stop(), name=f"{self.ref} stops")
@@ -229,9 +251,10 @@ class Cell:
 
     def _refuse(self, why: str) -> None:
         """From now on, and for what waits."""
-        self._refusal = self._refusal or why
+        if not self._over:
+            self._over, self._refusal = True, why
         for envelope in self._mailbox.drain():
-            envelope.fail(NoSuchActor(f"{self.ref} {self._refusal}"))
+            envelope.fail(NotBegun(f"{self.ref} {self._refusal}"))
 
     async def _stop(self) -> None:
         await self._end({task for task in (self._main, *self._tasks) if task is not None})

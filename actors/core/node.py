@@ -14,16 +14,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import msgspec
+
+from actors.core import offers
 from actors.core.actor import Actor, HandlerFacts
 from actors.core.builtin import NodeActor
 from actors.core.cell import Cell
 from actors.core.dead_letters import DeadLetter, DeadLetters
+from actors.core.directory import Directory, DirectoryError
 from actors.core.envelope import Envelope, LocalAsk, LocalStream, Remote
 from actors.core.liveness import Liveness
 from actors.core.mailbox import MAILBOX_BOUND
+from actors.core.names import Named, Names
+from actors.core.offers import Offers, SpawnActor, Spawned
 from actors.core.ref import Ref
 from actors.core.restarts import NEVER, Restarts
-from actors.core.watching import NODE_ACTOR, Down, DownKind, Monitor, NodeGone, Watches
+from actors.core.watching import NODE_ACTOR, RETRIES, Down, DownKind, Monitor, NodeGone, Watches
 from bus.bounds import Bounds
 from bus.codec import Decoder
 from bus.delivery import Courier, Request
@@ -36,6 +42,7 @@ from bus.message import (
     Lane,
     NodeAddress,
     NoSuchActor,
+    NotBegun,
     Overloaded,
 )
 from bus.security import ClusterKey
@@ -46,6 +53,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 BACKGROUND_END_S = 5.0
+
+WITHDRAW_S = 5.0
+"""How long the end of a node, or of an actor with a name, waits for the directory."""
 
 
 class Node:
@@ -61,9 +71,10 @@ class Node:
         epoch: int | None = None,
         transport: Transport | None = None,
         bounds: Bounds | None = None,
+        directory: Directory | None = None,
     ) -> None:
         """``epoch`` grows from one incarnation of a name to the next; the default is the time of day. ``bounds``: of
-        what each peer may put on this node."""
+        what each peer may put on this node. ``directory``: where names are announced and looked up."""
         epoch = time.time_ns() if epoch is None else epoch
         self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
         self.address = self._transport.address
@@ -76,11 +87,21 @@ class Node:
         self.traces = self._courier.traces
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
+        self._names = Names(self, directory)
+        self._announced: dict[str, Ref] = {}
+        self._offers = Offers(name)
         self._background: set[asyncio.Task[Any]] = set()
         self._on_give_up: Callable[[Ref, BaseException], None] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Node:
+        """With a directory the node is announced there."""
+        if self._names.has_directory:
+            try:
+                await self.announce(f"@{self.address.name}", Ref(self.address, NODE_ACTOR))
+            except BaseException:
+                await self.close()
+                raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -119,7 +140,14 @@ class Node:
     def _node_actor(self) -> Cell:
         """The actor that speaks for this node; it begins with the first message to it."""
         ref = Ref(self.address, NODE_ACTOR)
-        cell = Cell(self, ref, lambda: NodeActor(self.watches), bound=MAILBOX_BOUND, restarts=NEVER, supervised=False)
+        cell = Cell(
+            self,
+            ref,
+            lambda: NodeActor(self.watches, self._spawn_offered),
+            bound=MAILBOX_BOUND,
+            restarts=NEVER,
+            supervised=False,
+        )
         cell.begin()
         self._cells[NODE_ACTOR] = cell
         return cell
@@ -132,11 +160,71 @@ class Node:
         if cell is not None:
             await cell.stop()
 
+    async def drain(self, ref: Ref, *, within_s: float) -> int:
+        """Stop an actor of this node once it has done what it had accepted; new messages are refused at once. Returns
+        how many messages were still waiting, or being handled, when the time was up."""
+        cell = self._cells.get(ref.actor) if self.hosts(ref) else None
+        if cell is None:
+            raise ValueError(f"there is no actor {ref} on node {self.address.name} to be drained")
+        return await cell.drain(within_s)
+
+    def offer(self, name: str, factory: Callable[..., Actor], settings: type[msgspec.Struct] | None = None) -> None:
+        """Let other nodes start actors here (``spawn_on``), made by ``factory()`` or, with a type of settings, by
+        ``factory(settings)``."""
+        self._offers.add(name, factory, settings)
+
+    async def spawn_on(
+        self,
+        node: NodeAddress | str,
+        offer: str,
+        name: str,
+        settings: msgspec.Struct | None = None,
+        *,
+        timeout_s: float,
+        bound: int = MAILBOX_BOUND,
+        restarts: int | Restarts = 3,
+    ) -> Ref:
+        """Start what another node (by its name in the directory, or its address) offers there. Once per incarnation of
+        that node; raises like ``ask``."""
+        until = self.loop.time() + timeout_s
+        there = Ref(node, NODE_ACTOR) if isinstance(node, NodeAddress) else await self.find(f"@{node}", timeout_s)
+        limits = restarts if isinstance(restarts, Restarts) else Restarts(at_most=restarts)
+        order = offers.order(offer, name, settings, bound=bound, restarts=limits)
+        left_s = until - self.loop.time()
+        return (await self.ask(there, order, Spawned, timeout_s=left_s, retries=RETRIES, about=offer)).ref
+
+    async def _spawn_offered(self, order: SpawnActor) -> Spawned:
+        factory = self._offers.factory(order)
+        return Spawned(await self.spawn(factory, order.name, bound=order.bound, restarts=order.restarts))
+
+    async def announce(self, name: str, ref: Ref) -> None:
+        """Let a name stand for an actor of this node, until it ends. Raises ``DirectoryError``."""
+        await self._names.directory.announce(name, ref)
+        self._announced[name] = ref
+
+    async def find(self, name: str, timeout_s: float) -> Ref:
+        """What a name stands for, once it does. Raises ``DirectoryError``, ``NoSuchActor``. ``Named`` finds its actor
+        again after a move, the ref does not."""
+        return await self._names.find(name, timeout_s)
+
+    async def _withdraw(self, names: dict[str, Ref]) -> None:
+        """Where that cannot be said, who looks will find out."""
+        try:
+            async with asyncio.timeout(WITHDRAW_S):
+                for name, ref in names.items():
+                    self._announced.pop(name, None)
+                    await self._names.directory.withdraw(name, ref)
+        except (DirectoryError, TimeoutError) as error:
+            self.counters["withdrawals_failed"] += 1
+            log.warning("node %s: %s could not be withdrawn: %s", self.address.name, ", ".join(names), error)
+
     def ended(self, cell: Cell, kind: DownKind, reason: str) -> None:
         """Called by an actor's cell: its name is free, and whoever watches it is told."""
         if self._cells.get(cell.ref.actor) is cell:
             del self._cells[cell.ref.actor]
         self.watches.ended(cell.ref, kind, reason)
+        if announced := {name: ref for name, ref in self._announced.items() if ref == cell.ref}:
+            self.background(self._withdraw(announced))
 
     def end_linked(self, ref: Ref, down: Down) -> None:
         """Called where a linked actor has ended: the other one, of this node, ends too."""
@@ -175,8 +263,11 @@ class Node:
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
-    def tell(self, to: Ref, message: Any, *, lane: Lane = Lane.CONTROL) -> None:
+    def tell(self, to: Ref | Named, message: Any, *, lane: Lane = Lane.CONTROL) -> None:
         """At most once, no answer. What cannot be delivered is counted under ``dead_letters``."""
+        if isinstance(to, Named):
+            self._names.tell(to, message, lambda ref, message: self.tell(ref, message, lane=lane))
+            return
         try:
             if self.hosts(to):
                 cell, facts = self._find(to.actor, type(message), streams=False)
@@ -188,7 +279,7 @@ class Node:
 
     async def ask(
         self,
-        to: Ref,
+        to: Ref | Named,
         message: Any,
         reply: type[T],
         *,
@@ -200,6 +291,14 @@ class Node:
         """Send and wait for the answer. Not to wait any more, by the deadline or a cancellation, cancels the handler.
         Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception arrives as itself within a node and
         as ``RemoteError`` from another."""
+        if isinstance(to, Named):
+            return await self._names.ask(
+                to,
+                timeout_s,
+                lambda ref, left_s: self.ask(
+                    ref, message, reply, timeout_s=left_s, retries=retries, lane=lane, about=about
+                ),
+            )
         if not self.hosts(to):
             decoder = self._decoder(reply)
             return await self._courier.ask(
@@ -233,10 +332,19 @@ class Node:
         return DeadlineExceeded(f"{self.address.name} waited for {what}{detail}: {how}")
 
     async def stream(
-        self, to: Ref, message: Any, item: type[T], *, timeout_s: float, lane: Lane = Lane.CONTROL, about: str = ""
+        self,
+        to: Ref | Named,
+        message: Any,
+        item: type[T],
+        *,
+        timeout_s: float,
+        lane: Lane = Lane.CONTROL,
+        about: str = "",
     ) -> AsyncGenerator[T, None]:
         """Yield the handler's items; ``timeout_s`` bounds the wait for each. Closing the iterator cancels the handler
         (``contextlib.aclosing`` closes it at once where the loop is left early)."""
+        if isinstance(to, Named):
+            to = await self._names.find(to.name, timeout_s)
         if not self.hosts(to):
             remote = self._courier.stream(
                 to.node, to.actor, message, self._decoder(item), timeout_s=timeout_s, lane=lane, about=about
@@ -271,7 +379,7 @@ class Node:
         cell = self._cells.get(actor)
         if cell is None:
             if actor != NODE_ACTOR or self._closed:
-                raise NoSuchActor(f"there is no actor {actor!r} on node {self.address.name}")
+                raise NotBegun(f"there is no actor {actor!r} on node {self.address.name}")
             cell = self._node_actor()
         return cell, self.facts_for(cell, message, streams=streams)
 
@@ -280,9 +388,9 @@ class Node:
         name = message if isinstance(message, str) else message.__name__
         facts = cell.actor.handlers().get(name)
         if facts is None or (message is not name and facts.message is not message):
-            raise NoSuchActor(f"{cell.ref} does not handle {name}")
+            raise NotBegun(f"{cell.ref} does not handle {name}")
         if facts.streams is not streams:
-            raise NoSuchActor(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
+            raise NotBegun(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
         return facts
 
     def dead_letter(self, to: str, message: Any, error: BusError, *, sender: str = "") -> None:
@@ -353,11 +461,17 @@ class Node:
             },
         }
 
-    async def close(self) -> None:
-        """Stop all actors, newest first, then the connections. Idempotent."""
+    async def close(self, *, drain_s: float = 0.0) -> None:
+        """Stop all actors, newest first, then the connections. Idempotent. With ``drain_s`` they first do what they
+        have accepted, as far as that time goes for all of them."""
         if self._closed:
             return
         self._closed = True
+        if self._announced:
+            await self._withdraw(dict(self._announced))
+        until = self.loop.time() + drain_s
+        for cell in reversed(list(self._cells.values()) if drain_s else []):
+            await cell.drain(max(until - self.loop.time(), 0.0))
         for cell in reversed(list(self._cells.values())):
             await self.stop(cell.ref)
         await asyncio.sleep(0)  # what tells other nodes of these ends gets on its way
