@@ -4,12 +4,14 @@
     client   the asker in one, vLLM's core in another, between them vLLM's own client
              (``VLLM_ENABLE_V1_MULTIPROCESSING=1``: what ``vllm.LLM`` uses unless told otherwise); without a GPU vLLM
              then gives its worker a third process, so this is what users get, not an equal number of processes
+    pair     two processes: the asker in one, the engine in a bare loop in the other, requests and completions on a
+             socket between them, and nothing else
     direct   one process, and no message at all
 
 Invariant: all are the same class with the same settings and requests, the engine has one thread to compute with, and
 they take turns: while one is measured the others have nothing under way and wait for a line on standard input.
 
-    python -m benchmarks.end_to_end.serving proxy|client|direct DIRECTORY    (a side; ``measure`` starts them)
+    python -m benchmarks.end_to_end.serving proxy|client|pair|direct DIRECTORY    (``measure`` starts them)
 
 A side answers every line with one window's tokens per second of wall time. 32 requests are always under way: whenever
 one is answered the next is added. The client's core keeps its random weights, which cost the same; every completion
@@ -27,43 +29,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import psutil
 
 from actors.core import Actor, Node, Ref, handler
 from actors.core.hosting import ChildSpec
-from actors.policy import write_config
-from actors.proxy.engines import make_engine
-from actors.proxy.engines.protocol import Engine, EngineLimits, GenerateRequest
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.messages import Accepted, Add, Finished, TrajectoryEnded
 from actors.proxy.proxy import LLMProxy
-from actors.settings import TrainSettings
 from actors.telemetry import Spans
-from actors.trainer.backends import make_backend
-from actors.trainer.rank import canary
-from actors.weightsync.manifest import Manifest
 from actors.weightsync.messages import Publish, Published
-from actors.weightsync.publisher import Snapshot, WeightPublisher
+from actors.weightsync.publisher import WeightPublisher
 from actors.weightsync.sync import WeightSync
-from benchmarks.end_to_end import task
-
-if TYPE_CHECKING:
-    import torch
-
-    from actors.trainer.backends.protocol import Backend
+from benchmarks.end_to_end import bare
+from benchmarks.end_to_end.bare import LIMITS, REQUESTS, START_TIMEOUT_S, WINDOW_S, first_version, request, tell
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDES = ("proxy", "client", "direct")
-REQUESTS = 32
-LIMITS = EngineLimits(max_sequences=REQUESTS, max_model_len=64)
-WINDOW_S = 3.0
-START_TIMEOUT_S = 300.0
+SIDES = ("proxy", "client", "pair", "direct")
 
 
 class Throughput(msgspec.Struct, frozen=True):
@@ -71,8 +56,10 @@ class Throughput(msgspec.Struct, frozen=True):
 
     proxy: float  # tokens per second
     client: float
+    pair: float
     direct: float
     vs_client: float  # the proxy's share of the client's in one round
+    vs_pair: float  # its share of what the same number of processes does bare
     vs_direct: float  # its share of what one process does without any message
     rounds: int
 
@@ -88,13 +75,10 @@ def measure(rounds: int, directory: Path) -> Throughput:
     finally:
         for side in sides.values():
             side.close()
+    median = {name: statistics.median(rate[name] for rate in rates) for name in SIDES}
+    share = {name: statistics.median(rate["proxy"] / rate[name] for rate in rates) for name in SIDES}
     return Throughput(
-        proxy=statistics.median(rate["proxy"] for rate in rates),
-        client=statistics.median(rate["client"] for rate in rates),
-        direct=statistics.median(rate["direct"] for rate in rates),
-        vs_client=statistics.median(rate["proxy"] / rate["client"] for rate in rates),
-        vs_direct=statistics.median(rate["proxy"] / rate["direct"] for rate in rates),
-        rounds=rounds,
+        **median, vs_client=share["client"], vs_pair=share["pair"], vs_direct=share["direct"], rounds=rounds
     )
 
 
@@ -137,77 +121,6 @@ class _Side:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         psutil.wait_procs(family, timeout=10)
-
-
-def request(index: int) -> GenerateRequest:
-    """The ``index``-th."""
-    prompt = np.frombuffer(task.prompt(index).encode(), np.uint8).astype(np.int32)
-    length = task.COMPLETION_TOKENS - 15 + index * 7 % 31  # 32 on average; equal ones would all end in the same step
-    return GenerateRequest(f"r{index}", f"r{index}", prompt, length, seed=index)
-
-
-def first_version(directory: Path) -> tuple[Manifest, Snapshot, Backend]:
-    """Random weights as version 0."""
-    write_config(task.SHAPE, directory)
-    backend = make_backend(directory, seed=0, settings=TrainSettings(), dtype="float32", from_scratch=True)
-    snapshot = Snapshot(backend.export())
-    tokens = canary(task.SHAPE.vocab_size, 0)
-    return Manifest(0, "float32", snapshot.facts, tokens, backend.score(tokens)), snapshot, backend
-
-
-def direct(directory: Path) -> None:
-    """The engine in this process, in a loop of its own."""
-    _, _, backend = first_version(directory)
-    engine = make_engine(
-        "vllm", directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32"
-    )
-    engine.load_weights(0, backend.export())
-    drive(engine)
-
-
-def client(directory: Path) -> None:
-    """vLLM's core in another process, driven from a loop of this one."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
-    from actors.proxy.engines.vllm_engine import VllmEngine  # noqa: PLC0415  (reads the environment)
-
-    class Client(VllmEngine):
-        """Weights as they are: vLLM's client cannot carry an iterator of tensors."""
-
-        def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-            self._version = version
-            return {}
-
-    write_config(task.SHAPE, directory)
-    engine = Client(directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32")
-    engine.load_weights(0, ())
-    try:
-        drive(engine)
-    finally:
-        engine.close()
-
-
-def drive(engine: Engine) -> None:
-    """One window a line, by the rules of ``Asker``: it begins with the first answer, and what is under way when it
-    ends is finished before the other sides' windows."""
-    added = 0
-    for _ in sys.stdin:
-        while engine.unfinished() < REQUESTS:
-            engine.add(request(added))
-            added += 1
-        start, tokens = 0.0, 0
-        while not start or time.perf_counter() - start < WINDOW_S:
-            completions = engine.step()
-            if start:
-                tokens += sum(len(completion.tokens) for completion in completions)
-            elif completions:
-                start = time.perf_counter()
-            for _ in completions:
-                engine.add(request(added))
-                added += 1
-        rate = tokens / (time.perf_counter() - start)
-        while engine.unfinished():
-            engine.step()
-        _tell(rate)
 
 
 class Asker(Actor):
@@ -282,7 +195,7 @@ async def proxied(directory: Path) -> None:
             rate = (asker.tokens - before) / (time.perf_counter() - start)
             asker.open = False
             await asyncio.wait_for(asker.idle.wait(), START_TIMEOUT_S)
-            _tell(rate)
+            tell(rate)
 
 
 def _read_lines(loop: asyncio.AbstractEventLoop, put: Callable[[str], None]) -> None:
@@ -294,13 +207,9 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def _tell(rate: float) -> None:
-    print(json.dumps({"rate": rate}), flush=True)
-
-
 if __name__ == "__main__":
     side, place = sys.argv[1], Path(sys.argv[2])
     if side == "proxy":
         asyncio.run(proxied(place))
     else:
-        {"client": client, "direct": direct}[side](place)
+        {"client": bare.client, "pair": bare.pair, "engine": bare.engine, "direct": bare.direct}[side](place)
