@@ -187,6 +187,7 @@ async def proxied(directory: Path) -> None:
         await node.ask(sync, Publish(manifest, source), Published, timeout_s=START_TIMEOUT_S)
         while await lines.get():
             asker.open = True
+            asker.answered.clear()  # the window begins with the first answer, as on the other sides
             asker.idle.clear()
             await asker.more()
             await asyncio.wait_for(asker.answered.wait(), START_TIMEOUT_S)
