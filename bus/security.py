@@ -129,8 +129,12 @@ def check_name(name: str, key: ClusterKey) -> Pair:
         raise SecurityError(f"key file {key.path}: its keys have retired; fetch the one that bin/keys rotate wrote")
     if not ring.may_be(ring.pair.public, name):
         owner = key.content.node
-        whose = f"is the file of node {owner!r}" if owner else f"lists node {name!r} with a key of its own"
-        raise SecurityError(f"key file {key.path}: {whose}: a node named {name!r} needs another one")
+        if owner:
+            raise SecurityError(
+                f"key file {key.path}: is the file of node {owner!r}, and this node is named {name!r}: "
+                f"start it as {owner} (--name {owner}), or with another file"
+            )
+        raise SecurityError(f"key file {key.path}: lists node {name!r} with a key of its own: start it with that file")
     return ring.pair
 
 

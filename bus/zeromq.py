@@ -260,7 +260,9 @@ class ZeroMQTransport:
             log.warning("node %s at %s refuses this node's key: it is not on its list", way.name, where[0])
             self._counters["refused_by_peers"] += 1
             self._drop(where, linger_ms=0)
-            self._refused[where] = self._loop.time() + REFUSED_FOR_S
+            now = self._loop.time()
+            self._refused = {place: until for place, until in self._refused.items() if until > now}
+            self._refused[where] = now + REFUSED_FOR_S
 
     def _drop(self, where: _Where, *, linger_ms: int) -> None:
         dealer = self._ways.pop(where).socket

@@ -241,7 +241,7 @@ async def test_a_node_with_a_key_of_its_own_cannot_take_another_name(
     with_guest: tuple[ClusterKey, ClusterKey], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster, own = with_guest
-    with pytest.raises(SecurityError, match=f"is the file of node 'guest': a node named '{name}' needs another one"):
+    with pytest.raises(SecurityError, match=rf"of node 'guest', and this node is named '{name}': start .*--name guest"):
         bus.zeromq.ZeroMQTransport(name, 1, key=own)
     found: list[str] = []
     (pair,) = own.content.pairs
@@ -266,7 +266,7 @@ async def test_the_clusters_key_cannot_take_the_name_of_a_node_that_has_its_own(
     with_guest: tuple[ClusterKey, ClusterKey],
 ) -> None:
     cluster, _ = with_guest
-    with pytest.raises(SecurityError, match="lists node 'guest' with a key of its own"):
+    with pytest.raises(SecurityError, match="lists node 'guest' with a key of its own: start it with that file"):
         bus.zeromq.ZeroMQTransport("guest", 1, key=cluster)
 
 
