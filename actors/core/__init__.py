@@ -7,6 +7,7 @@ from actors.core.node import Node
 from actors.core.ref import Ref
 from actors.core.restarts import Restarts
 from actors.core.supervisor import ALL_FOR_ONE, ONE_FOR_ONE, Supervised, Supervisor
+from actors.core.typed import Message
 from actors.core.watching import Down
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Directory",
     "Down",
     "LocalDirectory",
+    "Message",
     "Named",
     "Node",
     "Ref",

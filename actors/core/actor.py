@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import msgspec
 
+from actors.core.typed import check_reply
+
 if TYPE_CHECKING:
     from actors.core.holdings import Holdings, Timer
     from actors.core.node import Node
@@ -132,4 +134,5 @@ def _facts_of(cls: type[Actor], name: str, method: Any) -> HandlerFacts:
     streams = inspect.isasyncgenfunction(method)
     if not streams and not inspect.iscoroutinefunction(method):
         raise TypeError(f"{where}: a handler is 'async def'")
+    check_reply(where, message, hints.get("return", Any), streams=streams)
     return HandlerFacts(name, message, concurrent or streams, urgent, cancellable, streams)

@@ -1,7 +1,6 @@
 """One process's share of the system: its actors, its connections, and the watch over its peers.
 
-Messages between actors of one node are handed over directly, as objects; between nodes they are encoded. Both ways
-have the same semantics: an ``ask`` ends by its deadline, a ``tell`` that cannot be delivered is counted.
+Invariant: whatever runs on a node ends with it, actors newest first, and whoever watches one of them is told.
 """
 
 from __future__ import annotations
@@ -9,46 +8,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from actors.core import offers
-from actors.core.actor import Actor, HandlerFacts
+from actors.core.actor import Actor
 from actors.core.builtin import NodeActor
 from actors.core.cell import Cell
-from actors.core.dead_letters import DeadLetter, DeadLetters
 from actors.core.directory import Directory, DirectoryError
-from actors.core.envelope import Envelope, LocalAsk, LocalStream, Remote
+from actors.core.envelope import Envelope
+from actors.core.exchange import Exchange
 from actors.core.liveness import Liveness
 from actors.core.mailbox import MAILBOX_BOUND
-from actors.core.names import Named, Names
+from actors.core.names import Names
 from actors.core.offers import Offers, SpawnActor, Spawned
 from actors.core.ref import Ref
 from actors.core.restarts import NEVER, Restarts
 from actors.core.watching import NODE_ACTOR, RETRIES, Down, DownKind, Monitor, NodeGone, Watches
 from bus.bounds import Bounds
-from bus.codec import Decoder
-from bus.delivery import Courier, Request
 from bus.message import (
     BusError,
-    DeadlineExceeded,
-    DecodeError,
-    Failure,
-    Kind,
-    Lane,
     NodeAddress,
-    NoSuchActor,
-    NotBegun,
-    Overloaded,
 )
 from bus.security import ClusterKey
 from bus.transport import Transport
 from bus.zeromq import ZeroMQTransport
 
+A = TypeVar("A", bound=Actor)
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -58,7 +46,7 @@ WITHDRAW_S = 5.0
 """How long the end of a node, or of an actor with a name, waits for the directory."""
 
 
-class Node:
+class Node(Exchange):
     """Create inside a running event loop; use as ``async with Node("name") as node``."""
 
     def __init__(
@@ -77,14 +65,7 @@ class Node:
         what each peer may put on this node. ``directory``: where names are announced and looked up."""
         epoch = time.time_ns() if epoch is None else epoch
         self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
-        self.address = self._transport.address
-        self.counters: Counter[str] = Counter()
-        self._dead_letters = DeadLetters()
-        self._cells: dict[str, Cell] = {}
-        self._decoders: dict[Any, Decoder[Any]] = {}
-        self.loop = asyncio.get_running_loop()
-        self._courier = Courier(self._transport, self._serve, self._gone, bounds=bounds)
-        self.traces = self._courier.traces
+        super().__init__(self._transport, self._gone, bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
         self._names = Names(self, directory)
@@ -92,7 +73,6 @@ class Node:
         self._offers = Offers(name)
         self._background: set[asyncio.Task[Any]] = set()
         self._on_give_up: Callable[[Ref, BaseException], None] | None = None
-        self._closed = False
 
     async def __aenter__(self) -> Node:
         """With a directory the node is announced there."""
@@ -111,13 +91,13 @@ class Node:
 
     async def spawn(
         self,
-        factory: Callable[[], Actor],
+        factory: Callable[[], A],
         name: str,
         *,
         bound: int = MAILBOX_BOUND,
         restarts: int | Restarts = 3,
         supervised: bool = False,
-    ) -> Ref:
+    ) -> Ref[A]:
         """Start an actor under a name that is free on this node; returns once its ``on_start`` has run. Raises what
         that raises.
 
@@ -137,8 +117,7 @@ class Node:
         await cell.start()
         return cell.ref
 
-    def _node_actor(self) -> Cell:
-        """The actor that speaks for this node; it begins with the first message to it."""
+    def _spokesman(self) -> Cell:
         ref = Ref(self.address, NODE_ACTOR)
         cell = Cell(
             self,
@@ -261,170 +240,6 @@ class Node:
         if not task.cancelled() and task.exception() is not None:
             log.error("background work failed", exc_info=task.exception())
 
-    # ---- sending -------------------------------------------------------------------------------------------------
-
-    def tell(self, to: Ref | Named, message: Any, *, lane: Lane = Lane.CONTROL) -> None:
-        """At most once, no answer. What cannot be delivered is counted under ``dead_letters``."""
-        if isinstance(to, Named):
-            self._names.tell(to, message, lambda ref, message: self.tell(ref, message, lane=lane))
-            return
-        try:
-            if self.hosts(to):
-                cell, facts = self._find(to.actor, type(message), streams=False)
-                cell.offer(Envelope(facts, message, self.traces.current()))
-            else:
-                self._courier.tell(to.node, to.actor, message, lane=lane)
-        except BusError as error:
-            self.dead_letter(str(to), message, error)
-
-    async def ask(
-        self,
-        to: Ref | Named,
-        message: Any,
-        reply: type[T],
-        *,
-        timeout_s: float,
-        retries: int = 0,
-        lane: Lane = Lane.CONTROL,
-        about: str = "",
-    ) -> T:
-        """Send and wait for the answer. Not to wait any more, by the deadline or a cancellation, cancels the handler.
-        Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception arrives as itself within a node and
-        as ``RemoteError`` from another."""
-        if isinstance(to, Named):
-            return await self._names.ask(
-                to,
-                timeout_s,
-                lambda ref, left_s: self.ask(
-                    ref, message, reply, timeout_s=left_s, retries=retries, lane=lane, about=about
-                ),
-            )
-        if not self.hosts(to):
-            decoder = self._decoder(reply)
-            return await self._courier.ask(
-                to.node, to.actor, message, decoder, timeout_s=timeout_s, retries=retries, lane=lane, about=about
-            )
-        cell, facts = self._find(to.actor, type(message), streams=False)
-        future: asyncio.Future[T] = self.loop.create_future()
-        envelope = LocalAsk(facts, message, self.traces.current(), future)
-        cell.offer(envelope)
-        timer = self.loop.call_later(timeout_s, self._expire, future, envelope, to, timeout_s, about)
-        try:
-            answer = await future
-        finally:
-            timer.cancel()
-            if future.cancelled():
-                envelope.cancel()
-            elif future.done():
-                future.exception()  # seen, also where the asker was cancelled at the same time
-        _check_type(answer, reply, to, message)
-        return answer
-
-    def _expire(self, future: asyncio.Future[Any], envelope: Envelope, to: Ref, timeout_s: float, about: str) -> None:
-        if not future.done():
-            what = f"{type(envelope.message).__name__} to {to}"
-            future.set_exception(self._late(what, about, f"no answer within {timeout_s:g} s"))
-            envelope.cancel()
-
-    def _late(self, what: str, about: str, how: str) -> DeadlineExceeded:
-        self.counters["deadlines"] += 1
-        detail = f" ({about})" if about else ""
-        return DeadlineExceeded(f"{self.address.name} waited for {what}{detail}: {how}")
-
-    async def stream(
-        self,
-        to: Ref | Named,
-        message: Any,
-        item: type[T],
-        *,
-        timeout_s: float,
-        lane: Lane = Lane.CONTROL,
-        about: str = "",
-    ) -> AsyncGenerator[T, None]:
-        """Yield the handler's items; ``timeout_s`` bounds the wait for each. Closing the iterator cancels the handler
-        (``contextlib.aclosing`` closes it at once where the loop is left early)."""
-        if isinstance(to, Named):
-            to = await self._names.find(to.name, timeout_s)
-        if not self.hosts(to):
-            remote = self._courier.stream(
-                to.node, to.actor, message, self._decoder(item), timeout_s=timeout_s, lane=lane, about=about
-            )
-            async with aclosing(remote) as values:
-                async for value in values:
-                    yield value
-            return
-        cell, facts = self._find(to.actor, type(message), streams=True)
-        stream = LocalStream(facts, message, self.traces.current(), timeout_s)
-        cell.offer(stream)
-
-        def late(taken: int) -> DeadlineExceeded:
-            how = f"no item within {timeout_s:g} s, after {taken}"
-            return self._late(f"{type(message).__name__} stream from {to}", about, how)
-
-        async with aclosing(stream.read(timeout_s, late)) as values:
-            async for value in values:
-                _check_type(value, item, to, message)
-                yield value
-
-    def has(self, actor: str) -> bool:
-        """Whether an actor of that name lives here."""
-        return actor in self._cells
-
-    def hosts(self, to: Ref) -> bool:
-        """Whether a ref is to this node."""
-        return to.node.control == self.address.control and to.node.epoch in (0, self.address.epoch)
-
-    def _find(self, actor: str, message: str | type, *, streams: bool) -> tuple[Cell, HandlerFacts]:
-        """The actor that takes a message, and how. Raises ``NoSuchActor``."""
-        cell = self._cells.get(actor)
-        if cell is None:
-            if actor != NODE_ACTOR or self._closed:
-                raise NotBegun(f"there is no actor {actor!r} on node {self.address.name}")
-            cell = self._node_actor()
-        return cell, self.facts_for(cell, message, streams=streams)
-
-    def facts_for(self, cell: Cell, message: str | type, *, streams: bool = False) -> HandlerFacts:
-        """How an actor handles a message. Raises ``NoSuchActor``."""
-        name = message if isinstance(message, str) else message.__name__
-        facts = cell.actor.handlers().get(name)
-        if facts is None or (message is not name and facts.message is not message):
-            raise NotBegun(f"{cell.ref} does not handle {name}")
-        if facts.streams is not streams:
-            raise NotBegun(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
-        return facts
-
-    def dead_letter(self, to: str, message: Any, error: BusError, *, sender: str = "") -> None:
-        """Count and keep what cannot be delivered; ``message`` itself, or the name of its type."""
-        type_ = message if isinstance(message, str) else type(message).__name__
-        sender = sender or self.address.name
-        self.counters["dead_letters"] += 1
-        self._dead_letters.add(self.loop.time(), to, type_, sender, str(error))
-        level = logging.DEBUG if self._closed else logging.WARNING
-        log.log(level, "dead letter %s from %s to %s: %s", type_, sender, to, error)
-
-    def dead_letters(self) -> list[DeadLetter]:
-        """The newest messages that reached no handler."""
-        return self._dead_letters.newest_first(self.loop.time())
-
-    def _decoder(self, type_: Any) -> Decoder[Any]:
-        decoder = self._decoders.get(type_)
-        if decoder is None:
-            decoder = self._decoders[type_] = Decoder(type_)
-        return decoder
-
-    # ---- receiving -----------------------------------------------------------------------------------------------
-
-    def _serve(self, request: Request) -> None:
-        header = request.header
-        try:
-            cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
-            message = request.decode(self._decoder(facts.message))
-            cell.offer(Remote(facts, message, request))
-        except (NoSuchActor, DecodeError, Overloaded) as error:
-            to = f"{header.to}@{self.address.name}"
-            self.dead_letter(to, header.type, error, sender=header.sender.name)
-            request.fail(Failure(type(error).__name__, str(error)))
-
     # ---- peers ---------------------------------------------------------------------------------------------------
 
     def watch(self, peer: NodeAddress, *, silence_s: float, on_lost: Callable[[str], None]) -> None:
@@ -483,10 +298,3 @@ class Node:
                 log.error("node %s: %d background tasks do not end", self.address.name, len(stuck))
                 break
         self._courier.close()
-
-
-def _check_type(answer: Any, expected: Any, to: Ref, message: Any) -> None:
-    """What the bus refuses between nodes is refused within one."""
-    if isinstance(expected, type) and type(answer) is not expected:
-        found = type(answer).__name__
-        raise DecodeError(f"{type(message).__name__} to {to}: answered with {found}, expected {expected.__name__}")
