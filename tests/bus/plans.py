@@ -128,6 +128,7 @@ node = st.integers(0, NODES - 1)
 lane = st.sampled_from([0, 0, 1])
 whom: st.SearchStrategy[Whom] = st.sampled_from([*["newest"] * 5, "first", "first", "any", "nobody"])
 
+monitors = st.builds(Monitor, node, node, whom, st.sampled_from([0.0, 0.0, 0.0003, 1.0]))
 calls = [
     st.builds(Tell, node, node, lane, whom, st.integers(1, 5)),
     st.builds(
@@ -153,11 +154,12 @@ calls = [
         st.sampled_from([0.0, 0.0, 0.02]),
         st.sampled_from([-1, -1, -1, 1, 3, 20]),
     ),
-    st.builds(Monitor, node, node, whom, st.sampled_from([0.0, 0.0, 0.0003, 1.0])),
+    monitors,
 ]
 waits = st.builds(Wait, st.sampled_from([0.0001, 0.0005, 0.002, 0.1, 3.0]))
+ends = st.builds(End, node, st.booleans(), st.booleans(), st.booleans())
 faults = [
-    st.builds(End, node, st.booleans(), st.booleans(), st.booleans()),
+    ends,
     st.builds(Part, node, st.booleans()),
     st.builds(Heal),
     st.builds(Cut, node, node),
@@ -184,3 +186,6 @@ plans = st.one_of(
     st.builds(Plan, seeds, rough, stormy),
     st.builds(Plan, seeds, weather, stormy),
 )
+
+watches = st.builds(Plan, seeds, still, _lists(st.one_of(monitors, waits, ends)))
+"""Hardly anything but monitors and deaths."""

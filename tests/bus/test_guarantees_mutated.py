@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis.strategies import SearchStrategy
 
 import bus.answering
 import bus.asking
@@ -22,7 +23,7 @@ from bus.peers import Meeting, Peers
 from bus.simulated import SimulatedNetwork, _Connection
 from bus.wire import Wire
 from tests.bus.histories import play
-from tests.bus.plans import Plan, plans
+from tests.bus.plans import Plan, plans, watches
 from tests.bus.semantics import violations
 
 ATTEMPTS = 1_000
@@ -34,10 +35,10 @@ def blamed(guarantee: str, plan: Plan) -> bool:
     return any(text.startswith(guarantee) for text in violations(play(plan)))
 
 
-def expect(guarantee: str) -> None:
+def expect(guarantee: str, among: SearchStrategy[Plan] = plans) -> None:
     """Some history must break this guarantee."""
     find(
-        plans,
+        among,
         lambda plan: blamed(guarantee, plan),
         settings=settings(
             max_examples=ATTEMPTS,
@@ -242,7 +243,7 @@ def test_it_sees_a_failure_in_the_calm(monkeypatch: Patch) -> None:
 
 def test_it_sees_ends_that_nobody_is_told_of(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Watches, "gone", lambda self, gone: None)
-    expect("every Down")
+    expect("every Down", among=watches)
 
 
 def test_it_sees_ends_that_are_told_twice(monkeypatch: Patch) -> None:
@@ -255,4 +256,4 @@ def test_it_sees_ends_that_are_told_twice(monkeypatch: Patch) -> None:
             away.notify(Down(away.ref, kind, reason))
 
     monkeypatch.setattr(Watches, "_down", twice)
-    expect("one Down")
+    expect("one Down", among=watches)
