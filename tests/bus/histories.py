@@ -9,7 +9,8 @@ import logging
 import msgspec
 
 from actors.core import Node
-from bus.message import Header
+from actors.core.mailbox import MAILBOX_BOUND
+from bus.message import Header, Lane
 from bus.message import Kind as WireKind
 from bus.simulated import Frames, Link, SimulatedNetwork
 from bus.virtual_time import run as run_in_virtual_time
@@ -18,6 +19,10 @@ from tests.bus.history import AnyEvent, Down, Dropped, History, Life, Sent, Up
 from tests.bus.workers import Caller
 
 LATENCY_S = 0.0002
+CROWDED_MAILBOX = 4
+CROWDED_CONNECTION = 12
+"""Messages that these hold where it is crowded."""
+
 LONGEST_S = 60.0
 """Virtual time after which every call has ended."""
 
@@ -59,9 +64,11 @@ class Post(Caller):
 class Stage:
     """The nodes of one history, through all their incarnations."""
 
-    def __init__(self, seed: int, book: LoopBook, nodes: int = plans.NODES) -> None:
+    def __init__(self, seed: int, book: LoopBook, nodes: int = plans.NODES, *, crowded: bool = False) -> None:
+        queued = dict.fromkeys(Lane, CROWDED_CONNECTION) if crowded else None
         self.book = book
-        self.network = SimulatedNetwork(seed=seed, on_lost=self._on_lost)
+        self.network = SimulatedNetwork(seed=seed, on_lost=self._on_lost, queued=queued)
+        self._bound = CROWDED_MAILBOX if crowded else MAILBOX_BOUND
         self.names = [f"n{number}" for number in range(nodes)]
         self.posts: list[list[Post]] = []
 
@@ -69,7 +76,7 @@ class Stage:
         for number in range(len(self.names)):
             post = Post(self.book, self.network, f"n{number}")
             self.posts.append([post])
-            await post.staff()
+            await post.staff(bound=self._bound)
 
     def change_weather(self, weather: plans.Weather) -> None:
         link = Link(latency_s=LATENCY_S, **msgspec.structs.asdict(weather))
@@ -122,7 +129,7 @@ class Stage:
             port = int(post.node.address.control.rsplit(":", 1)[1]) if step.same_place else 0
             successor = Post(self.book, self.network, post.life.node, port=port)
             self.posts[step.node].append(successor)
-            await successor.staff()
+            await successor.staff(bound=self._bound)
             self._greet(successor)
 
     def _greet(self, newcomer: Post) -> None:
@@ -180,7 +187,7 @@ async def _history(plan: plans.Plan) -> History:
     problems: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(repr(context)))
     book = LoopBook()
-    stage = Stage(plan.seed, book)
+    stage = Stage(plan.seed, book, crowded=plan.crowded)
     stage.change_weather(plan.weather)
     await stage.begin()
     for step in plan.steps:
@@ -188,7 +195,14 @@ async def _history(plan: plans.Plan) -> History:
     await stage.settle()
     over_at = book.now()
     left = await stage.close()
-    return History(book.events, orderly=plan.orderly, calm=plan.calm, left_over=left + problems, over_at=over_at)
+    return History(
+        book.events,
+        orderly=plan.orderly,
+        calm=plan.calm,
+        crowded=plan.crowded,
+        left_over=left + problems,
+        over_at=over_at,
+    )
 
 
 def play(plan: plans.Plan) -> History:

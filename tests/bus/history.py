@@ -66,6 +66,10 @@ class Dropped(Event, frozen=True):
     op: int
 
 
+class Refused(Event, frozen=True):
+    """A mailbox was too full for a tell, which one is not known."""
+
+
 class Handled(Event, frozen=True):
     """A handler took it up."""
 
@@ -125,7 +129,22 @@ class Unwatched(Event, frozen=True):
     watch: int
 
 
-AnyEvent = Up | Down | Lost | Sent | Dropped | Handled | Yielded | Finished | Taken | Ended | Watched | Told | Unwatched
+AnyEvent = (
+    Up
+    | Down
+    | Lost
+    | Sent
+    | Dropped
+    | Refused
+    | Handled
+    | Yielded
+    | Finished
+    | Taken
+    | Ended
+    | Watched
+    | Told
+    | Unwatched
+)
 
 
 class History(msgspec.Struct):
@@ -134,6 +153,7 @@ class History(msgspec.Struct):
     events: list[AnyEvent]
     orderly: bool = True  # the network neither doubles nor overtakes, as TCP
     calm: bool = False  # nothing was lost, cut or killed: everything must succeed
+    crowded: bool = False  # mailboxes and connections hold hardly anything
     left_over: list[str] = []
     slack_s: float = 0.0  # by which real time may be late
     over_at: float = 1e18  # when the last nodes begin to close: by then everything must have come to its end

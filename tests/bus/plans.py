@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 from hypothesis import strategies as st
@@ -31,6 +33,7 @@ class Ask(msgspec.Struct, frozen=True):
     delay_s: float = 0.0  # of its handler
     fails: bool = False
     leave_s: float = 0.0  # when its asker is cancelled; 0 is never
+    blocking: bool = False  # its handler keeps others waiting meanwhile
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -99,7 +102,7 @@ Step = Tell | Ask | Stream | Wait | End | Part | Heal | Cut | Lose | Watch | Mon
 
 
 class Weather(msgspec.Struct, frozen=True):
-    """What links do to messages."""
+    """What links do to messages: see ``bus.simulated.Link``."""
 
     jitter_s: float = 0.0
     loss: float = 0.0
@@ -111,12 +114,14 @@ class Plan(msgspec.Struct, frozen=True):
     seed: int
     weather: Weather
     steps: list[Step]
+    crowded: bool = False  # mailboxes and connections hold hardly anything
 
     @property
     def calm(self) -> bool:
         """Whether everything must succeed."""
-        gentle = self.weather.loss == 0 and self.orderly
-        return gentle and not any(isinstance(step, End | Part | Cut | Lose | Watch) for step in self.steps)
+        gentle = self.weather.loss == 0 and self.orderly and not self.crowded
+        rough = any(isinstance(step, End | Part | Cut | Lose | Watch) for step in self.steps)
+        return gentle and not rough and not any(isinstance(step, Ask) and step.blocking for step in self.steps)
 
     @property
     def orderly(self) -> bool:
@@ -125,67 +130,82 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 node = st.integers(0, NODES - 1)
+pair = st.sampled_from(list(itertools.permutations(range(NODES), 2)))
 lane = st.sampled_from([0, 0, 1])
 whom: st.SearchStrategy[Whom] = st.sampled_from([*["newest"] * 5, "first", "first", "any", "nobody"])
 
-monitors = st.builds(Monitor, node, node, whom, st.sampled_from([0.0, 0.0, 0.0003, 1.0]))
-calls = [
-    st.builds(Tell, node, node, lane, whom, st.integers(1, 5)),
-    st.builds(
-        Ask,
-        node,
-        node,
-        lane,
-        whom,
-        st.sampled_from([0, 1, 3, 10]),
-        st.sampled_from([0.5, 5.0, 20.0]),
-        st.sampled_from([0.0, 0.0, 0.3, 3.0]),
-        st.sampled_from([False, False, False, True]),
-        st.sampled_from([0.0, 0.0, 0.0, 0.0002, 1.0]),
-    ),
-    st.builds(
-        Stream,
-        node,
-        node,
-        lane,
-        whom,
-        st.integers(0, 60),
-        st.sampled_from([0.5, 5.0]),
-        st.sampled_from([0.0, 0.0, 0.02]),
-        st.sampled_from([-1, -1, -1, 1, 3, 20]),
-    ),
-    monitors,
-]
+
+def _between(step: Callable[..., Step], *rest: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    """From one node to another."""
+    return st.builds(lambda both, *facts: step(*both, *facts), pair, *rest)
+
+
+never = st.just(0.0)
+tells = _between(Tell, lane, whom, st.integers(1, 5))
+asks = _between(
+    Ask,
+    lane,
+    whom,
+    st.sampled_from([0, 1, 3, 10]),
+    st.sampled_from([0.5, 5.0, 20.0]),
+    st.sampled_from([0.0, 0.0, 0.3, 3.0]),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([0.0, 0.0, 0.0, 0.0002, 1.0]),
+    st.sampled_from([False, False, False, False, True]),
+)
+streams = _between(
+    Stream,
+    lane,
+    whom,
+    st.integers(0, 60),
+    st.sampled_from([0.5, 5.0]),
+    st.sampled_from([0.0, 0.0, 0.02]),
+    st.sampled_from([-1, -1, -1, 1, 3, 20]),
+)
+monitors = _between(Monitor, whom, st.sampled_from([0.0, 0.0, 0.0003, 1.0]))
+calls = [tells, asks, streams, monitors]
+
+newest = st.just("newest")
+floods = _between(Tell, lane, newest, st.integers(3, 10))
+blocks = _between(
+    Ask, lane, newest, st.sampled_from([0, 3]), st.just(5.0), st.just(0.3), st.just(False), never, st.just(True)
+)
+
 waits = st.builds(Wait, st.sampled_from([0.0001, 0.0005, 0.002, 0.1, 3.0]))
 ends = st.builds(End, node, st.booleans(), st.booleans(), st.booleans())
-faults = [
+faults: list[st.SearchStrategy[Step]] = [
     ends,
     st.builds(Part, node, st.booleans()),
     st.builds(Heal),
-    st.builds(Cut, node, node),
-    st.builds(Lose, node, node),
-    st.builds(Watch, node, node, st.sampled_from([1.0, 3.0])),
+    _between(Cut),
+    _between(Lose),
+    _between(Watch, st.sampled_from([1.0, 3.0])),
 ]
+
+jitter = st.sampled_from([0.0, 0.0005, 0.01])
 share = st.sampled_from([0.0, 0.0, 0.02, 0.2])
-weather = st.builds(Weather, st.sampled_from([0.0, 0.0005, 0.01]), share, share, share)
-still = st.builds(Weather, st.sampled_from([0.0, 0.0005, 0.01]))
-rough = st.builds(Weather, st.sampled_from([0.0, 0.0005, 0.01]), share)
+still = st.builds(Weather, jitter)
+lossy = st.builds(Weather, jitter, share)
+wild = st.builds(Weather, jitter, share, share, share)
 
 
-def _lists(steps: st.SearchStrategy[Step]) -> st.SearchStrategy[list[Step]]:
+def histories(
+    weather: st.SearchStrategy[Weather], *steps: st.SearchStrategy[Step], crowded: bool = False
+) -> st.SearchStrategy[Plan]:
     """Short ones, which are what a failure shrinks to, and long ones, which hypothesis would hardly draw by itself."""
-    return st.one_of(*(st.lists(steps, min_size=least, max_size=60) for least in (1, 15, 30)))
+    rows = (st.lists(st.one_of(*steps), min_size=least, max_size=60) for least in (1, 15, 30))
+    return st.builds(Plan, st.integers(0, 2**32 - 1), weather, st.one_of(*rows), st.just(crowded))
 
 
-stormy = _lists(st.one_of(*calls, *calls, *calls, waits, waits, waits, *faults))
-quiet = _lists(st.one_of(*calls, *calls, waits))
-
-seeds = st.integers(0, 2**32 - 1)
 plans = st.one_of(
-    st.builds(Plan, seeds, still, quiet),
-    st.builds(Plan, seeds, rough, stormy),
-    st.builds(Plan, seeds, weather, stormy),
+    histories(still, *calls, *calls, waits),
+    histories(lossy, *calls, *calls, *calls, waits, waits, waits, *faults),
+    histories(wild, *calls, *calls, *calls, waits, waits, waits, *faults),
+    histories(lossy, *calls, floods, floods, blocks, blocks, waits, waits, *faults, crowded=True),
 )
 
-watches = st.builds(Plan, seeds, still, _lists(st.one_of(monitors, waits, ends)))
-"""Hardly anything but monitors and deaths."""
+# Of one kind each, for faults that show in few others.
+retries = histories(lossy, asks, asks, waits)
+calm = histories(still, asks, tells, waits)
+full = histories(still, floods, blocks, waits, crowded=True)
+watches = histories(still, monitors, waits, ends)

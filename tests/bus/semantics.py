@@ -18,6 +18,7 @@ from tests.bus.history import (
     History,
     Life,
     Lost,
+    Refused,
     Sent,
     Taken,
     Told,
@@ -51,6 +52,7 @@ class _Model:
         self._sent: dict[int, Sent] = {}
         self._place: dict[int, int] = {}  # op -> its place among what its sender sent
         self._dropped: set[int] = set()
+        self._refused = 0  # tells, each for a full mailbox
         self._handled: dict[int, Counter[Life]] = defaultdict(Counter)
         self._order: dict[tuple[Life, Life, int], int] = {}  # sender, receiver, lane -> place of the last one handled
         self._heard: dict[tuple[Life, str], int] = {}  # receiver, sender's node -> newest epoch handled there
@@ -80,6 +82,8 @@ class _Model:
                 self._sent[event.op] = event
             case Dropped():
                 self._dropped.add(event.op)
+            case Refused():
+                self._refused += 1
             case Handled():
                 self._on_handled(event)
             case Yielded():
@@ -179,6 +183,8 @@ class _Model:
             self._on_loss(event, sent)
         elif how == "RemoteError" and not (sent.fails and event.remote == "Deliberate"):
             self.blame("its own reply", event, f"{event.op} failed with {event.remote}")
+        elif how == "Overloaded" and not self.history.crowded:
+            self.blame("true losses", event, f"{event.op}: nothing was full")
         elif how == "NoSuchActor" and not sent.vanished and not self._gone(sent):
             self.blame("true losses", event, f"{event.op}: the actor is there")
 
@@ -201,13 +207,16 @@ class _Model:
 
     def at_the_end(self) -> list[str]:
         self.found = []
+        missing: list[Sent] = []
         for sent in self._sent.values():
             over = self._ended.get(sent.op)
             moot = self.ended_early(sent.life) and over is None
             if sent.kind != "tell" and not moot:
                 self._check_end(sent, over)
-            if sent.kind == "tell" and not self._handled[sent.op]:
-                self._check_loss(sent)
+            if sent.kind == "tell" and not self._handled[sent.op] and not self._has_a_reason(sent):
+                missing.append(sent)
+        for sent in missing if len(missing) > self._refused else []:
+            self.blame("nothing vanishes", None, f"tell {sent.op} from {sent.life} to {sent.to}/{sent.epoch}")
         for op, sent in self._sent.items():
             begun = sum(count for life, count in self._handled[op].items() if not self._killed(life))
             if sent.kind == "stream" and self._finished[op] < begun:
@@ -239,13 +248,12 @@ class _Model:
                 "PeerRestarted", over, f"{sent.op}: a successor of {sent.to}/{sent.epoch} was heard, yet {over.how}"
             )
 
-    def _check_loss(self, sent: Sent) -> None:
-        """A tell that nobody handled needs a reason."""
+    def _has_a_reason(self, sent: Sent) -> bool:
+        """Whether a tell that nobody handled may be lost."""
         ends = self.ended_early(sent.life) or self._gone(sent) or sent.vanished or not self.up[sent.to]
         past = sent.epoch != 0 and any(life.epoch > sent.epoch for life in self.up[sent.to])
         suspected = any({one.node, other.node} == {sent.life.node, sent.to} for one, other in self._lost)
-        if not (ends or past or suspected or sent.op in self._dropped):
-            self.blame("nothing vanishes", None, f"tell {sent.op} from {sent.life} to {sent.to}/{sent.epoch}")
+        return ends or past or suspected or sent.op in self._dropped
 
 
 class _Watches:

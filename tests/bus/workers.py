@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from actors.core import Actor, Node, Ref, handler
+from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.watching import Down as DownMessage
-from bus.message import BusError, Lane, NodeAddress, RemoteError
+from bus.message import BusError, Lane, NodeAddress, Overloaded, RemoteError
 from tests.bus import plans
 from tests.bus.history import (
     AnyEvent,
@@ -22,6 +23,7 @@ from tests.bus.history import (
     Kind,
     Life,
     Lost,
+    Refused,
     Sent,
     Taken,
     Told,
@@ -58,6 +60,7 @@ class Work(msgspec.Struct, frozen=True):
     op: int
     by: Life
     fails: bool
+    delay_s: float
 
 
 class SlowWork(msgspec.Struct, frozen=True):
@@ -100,6 +103,8 @@ class Worker(Actor):
     @handler
     async def work(self, message: Work) -> Done:
         self._handled(message.op, message.by)
+        if message.delay_s:
+            await asyncio.sleep(message.delay_s)
         if message.fails:
             raise Deliberate
         return Done(message.op, self._life)
@@ -133,6 +138,7 @@ class Caller:
         self.calls: list[asyncio.Task[None]] = []
         self._book = book
         self._note_losses()
+        self._note_refusals()
 
     def _note_losses(self) -> None:
         """Whatever this node takes another one for lost for is to be noted; that it took leave is noted there."""
@@ -146,8 +152,19 @@ class Caller:
 
         setattr(courier, "lose", noted)  # noqa: B010 (mypy: to assign it is no method)
 
-    async def staff(self) -> None:
-        await self.node.spawn(lambda: Worker(self._book, self.life), ACTOR)
+    async def staff(self, *, bound: int = MAILBOX_BOUND) -> None:
+        await self.node.spawn(lambda: Worker(self._book, self.life), ACTOR, bound=bound)
+
+    def _note_refusals(self) -> None:
+        """That a mailbox was too full for a tell is known to its node alone."""
+        dead_letter = self.node.dead_letter
+
+        def noted(to: str, message: Any, error: BusError, *, sender: str = "") -> None:
+            if message == Note.__name__ and isinstance(error, Overloaded):
+                self._book.write(Refused(at=self._book.now(), life=self.life))
+            dead_letter(to, message, error, sender=sender)
+
+        setattr(self.node, "dead_letter", noted)  # noqa: B010 (mypy: to assign it is no method)
 
     def call(self, step: plans.Tell | plans.Ask | plans.Stream | plans.Monitor, target: NodeAddress) -> None:
         if step.whom == "any":
@@ -189,7 +206,7 @@ class Caller:
             self._book.write(Dropped(at=self._book.now(), life=self.life, op=op))
 
     async def ask(self, to: Ref, step: plans.Ask) -> None:
-        slow = step.delay_s > 0
+        slow = step.delay_s > 0 and not step.blocking
         op = self._sent(
             to,
             "ask",
@@ -201,7 +218,7 @@ class Caller:
             in_turn=not slow,
         )
         life, fails = self.life, step.fails
-        message = SlowWork(op, life, fails, step.delay_s) if slow else Work(op, life, fails)
+        message = SlowWork(op, life, fails, step.delay_s) if slow else Work(op, life, fails, step.delay_s)
         asking = self.node.ask(to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane))
         try:
             async with asyncio.timeout(step.leave_s or None):
