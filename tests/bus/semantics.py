@@ -31,7 +31,15 @@ from tests.bus.history import (
 WINDOW = 16
 """Items of a stream that may be on their way to a reader who has not taken them."""
 
-NAMED = {"DeadlineExceeded", "PeerLost", "PeerRestarted", "NoSuchActor", "Overloaded", "RemoteError"}
+NAMED = {
+    "DeadlineExceeded",
+    "PeerLost",
+    "PeerRestarted",
+    "NotBegun",
+    "ActorStopped",
+    "Overloaded",
+    "RemoteError",
+}
 
 
 def violations(history: History) -> list[str]:
@@ -185,7 +193,15 @@ class _Model:
             self.blame("its own reply", event, f"{event.op} failed with {event.remote}")
         elif how == "Overloaded" and not self.history.crowded:
             self.blame("true losses", event, f"{event.op}: nothing was full")
-        elif how == "NoSuchActor" and not sent.vanished and not self._gone(sent):
+        elif how in ("NotBegun", "ActorStopped"):
+            self._on_refusal(event, sent)
+
+    def _on_refusal(self, event: Ended, sent: Sent) -> None:
+        """The actor was not there, or ended meanwhile."""
+        begun = sum(self._handled[event.op].values()) > 0
+        if event.how == "NotBegun" and begun:
+            self.blame("not begun", event, f"{event.op} was handled all the same")
+        if not sent.vanished and not any(life in self.down for life in self.up[sent.to]):
             self.blame("true losses", event, f"{event.op}: the actor is there")
 
     def _on_loss(self, event: Ended, sent: Sent) -> None:
@@ -233,7 +249,7 @@ class _Model:
         if over is None:
             self.blame("one end", None, f"{sent.kind} {sent.op} never ended")
             return
-        expected = {"NoSuchActor"} if sent.vanished else {"RemoteError"} if sent.fails else {"reply", "end"}
+        expected = {"NotBegun"} if sent.vanished else {"RemoteError"} if sent.fails else {"reply", "end"}
         expected.add("left")
         if sent.late:
             expected.add("DeadlineExceeded")
