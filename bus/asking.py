@@ -53,6 +53,7 @@ class _Asked:
 
     __slots__ = (
         "actor",
+        "again",
         "body",
         "deadline",
         "decoder",
@@ -71,6 +72,7 @@ class _Asked:
     ) -> None:
         self.to = to
         self.what = what
+        self.again = False  # whether it was sent more than once
         self.actor = actor
         self.type = type_
         self.lane = lane
@@ -195,6 +197,7 @@ class Asking:
         if asked.future.done():
             return
         self._wire.counters["resent"] += 1
+        asked.again = True
         try:
             self._send(id_, asked, sent)
         except BusError:
@@ -274,12 +277,19 @@ class Asking:
 
     def _settle(self, asked: _Asked, header: Header, frames: Sequence[Frame]) -> None:
         if header.kind is Kind.ERROR:
-            asked.future.set_exception(self._error(asked.what, frames))
+            asked.future.set_exception(self._refusal(asked, frames))
             return
         try:
             asked.future.set_result(_decode(asked.decoder, header, frames))
         except DecodeError as error:
             asked.future.set_exception(DecodeError(f"{asked.what}: {error}"))
+
+    def _refusal(self, asked: _Asked, frames: Sequence[Frame]) -> BusError:
+        """An incarnation can say that it did not begin an ask, but not that an earlier one did not."""
+        error = self._error(asked.what, frames)
+        if isinstance(error, NotBegun) and asked.again and asked.to.epoch == 0:
+            return NoSuchActor(f"{error} (it was sent before, perhaps to an earlier incarnation)")
+        return error
 
     def _error(self, what: str, frames: Sequence[Frame]) -> BusError:
         try:

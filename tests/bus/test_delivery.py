@@ -11,6 +11,7 @@ import bus.asking
 from bus.answering import KEPT_ANSWER_BYTES, Request
 from bus.codec import Decoder
 from bus.message import (
+    BusError,
     DeadlineExceeded,
     DecodeError,
     Failure,
@@ -18,6 +19,7 @@ from bus.message import (
     Kind,
     Lane,
     NoSuchActor,
+    NotBegun,
     Overloaded,
     PeerLost,
     PeerRestarted,
@@ -371,6 +373,26 @@ async def test_an_ask_that_is_still_worked_on_is_not_begun_again() -> None:
     request.reply(Total(1))
     carry(b, a)
     assert await waiting == Total(1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("epoch", "kind"), [(0, NoSuchActor), (1, NotBegun)])
+async def test_an_ask_that_an_earlier_incarnation_may_have_begun_is_not_said_not_to_have(
+    epoch: int, kind: type[BusError]
+) -> None:
+    a, b = Hand("a"), Hand("b")
+    to = msgspec.structs.replace(b.address, epoch=epoch)
+    waiting: asyncio.Task[Total] = asyncio.create_task(
+        a.courier.ask(to, "counter", Add(1), Decoder(Total), timeout_s=10, retries=1)
+    )
+    await settle()
+    a.sent()  # which an earlier incarnation may have got
+    b.take(await resent(a))
+    b.requests[0].fail(Failure("NotBegun", "there is no actor 'counter' on node b"))
+    carry(b, a)
+    with pytest.raises(NoSuchActor, match="there is no actor 'counter' on node b") as caught:
+        await waiting
+    assert type(caught.value) is kind
 
 
 @pytest.mark.usefixtures("impatient")
