@@ -129,8 +129,16 @@ class Stage:
             port = int(post.node.address.control.rsplit(":", 1)[1]) if step.same_place else 0
             successor = Post(self.book, self.network, post.life.node, port=port)
             self.posts[step.node].append(successor)
-            await successor.staff(bound=self._bound)
+            if step.late_s:
+                successor.calls.append(asyncio.create_task(self._staff_late(successor, step.late_s)))
+            else:
+                await successor.staff(bound=self._bound)
             self._greet(successor)
+
+    async def _staff_late(self, post: Post, late_s: float) -> None:
+        await asyncio.sleep(late_s)
+        if post.up:
+            await post.staff(bound=self._bound)
 
     def _greet(self, newcomer: Post) -> None:
         """As a restarted process does that takes up its work: so the others hear of it."""

@@ -31,6 +31,10 @@ class Up(Event, frozen=True):
     """From now on it listens."""
 
 
+class Staffed(Event, frozen=True):
+    """Its actor is there."""
+
+
 class Down(Event, frozen=True):
     """From now on it does nothing more (it was killed), or it begins to close."""
 
@@ -67,7 +71,7 @@ class Dropped(Event, frozen=True):
 
 
 class Refused(Event, frozen=True):
-    """A mailbox was too full for a tell, which one is not known."""
+    """There was no room for a tell, or nobody to take it; which one is not known."""
 
 
 class Handled(Event, frozen=True):
@@ -131,6 +135,7 @@ class Unwatched(Event, frozen=True):
 
 AnyEvent = (
     Up
+    | Staffed
     | Down
     | Lost
     | Sent

@@ -58,6 +58,7 @@ class End(msgspec.Struct, frozen=True):
     killed: bool
     again: bool
     same_place: bool
+    late_s: float = 0.0  # until its actor is there
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -172,7 +173,7 @@ blocks = _between(
 )
 
 waits = st.builds(Wait, st.sampled_from([0.0001, 0.0005, 0.002, 0.1, 3.0]))
-ends = st.builds(End, node, st.booleans(), st.booleans(), st.booleans())
+ends = st.builds(End, node, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.0, 0.1, 3.0]))
 faults: list[st.SearchStrategy[Step]] = [
     ends,
     st.builds(Part, node, st.booleans()),

@@ -20,6 +20,7 @@ from tests.bus.history import (
     Lost,
     Refused,
     Sent,
+    Staffed,
     Taken,
     Told,
     Unwatched,
@@ -35,6 +36,7 @@ NAMED = {
     "DeadlineExceeded",
     "PeerLost",
     "PeerRestarted",
+    "NoSuchActor",
     "NotBegun",
     "ActorStopped",
     "Overloaded",
@@ -56,11 +58,13 @@ class _Model:
         self.history = history
         self.up: dict[str, list[Life]] = defaultdict(list)  # node -> incarnations, oldest first
         self.down: dict[Life, Down] = {}
+        self._alone: dict[Life, float] = {}  # those whose actor is not there yet: since when
+        self._late: set[Life] = set()  # those that were so for a while
         self._lost: set[tuple[Life, Life]] = set()
         self._sent: dict[int, Sent] = {}
         self._place: dict[int, int] = {}  # op -> its place among what its sender sent
         self._dropped: set[int] = set()
-        self._refused = 0  # tells, each for a full mailbox
+        self._refused = 0  # tells
         self._handled: dict[int, Counter[Life]] = defaultdict(Counter)
         self._order: dict[tuple[Life, Life, int], int] = {}  # sender, receiver, lane -> place of the last one handled
         self._heard: dict[tuple[Life, str], int] = {}  # receiver, sender's node -> newest epoch handled there
@@ -79,10 +83,8 @@ class _Model:
 
     def step(self, event: AnyEvent) -> None:
         match event:
-            case Up():
-                self.up[event.life.node].append(event.life)
-            case Down():
-                self.down.setdefault(event.life, event)
+            case Up() | Staffed() | Down():
+                self._on_life(event)
             case Lost():
                 self._lost.add((event.life, event.other))
             case Sent():
@@ -104,6 +106,18 @@ class _Model:
                 self._on_ended(event)
             case Watched() | Told() | Unwatched():
                 self._watches.step(event)
+
+    def _on_life(self, event: Up | Staffed | Down) -> None:
+        life = event.life
+        match event:
+            case Up():
+                self.up[life.node].append(life)
+                self._alone[life] = event.at
+            case Staffed():
+                if self._alone.pop(life, event.at) < event.at:
+                    self._late.add(life)
+            case Down():
+                self.down.setdefault(life, event)
 
     def _on_handled(self, event: Handled) -> None:
         sent = self._sent.get(event.op)
@@ -193,7 +207,7 @@ class _Model:
             self.blame("its own reply", event, f"{event.op} failed with {event.remote}")
         elif how == "Overloaded" and not self.history.crowded:
             self.blame("true losses", event, f"{event.op}: nothing was full")
-        elif how in ("NotBegun", "ActorStopped"):
+        elif how in ("NotBegun", "ActorStopped", "NoSuchActor"):
             self._on_refusal(event, sent)
 
     def _on_refusal(self, event: Ended, sent: Sent) -> None:
@@ -201,7 +215,9 @@ class _Model:
         begun = sum(self._handled[event.op].values()) > 0
         if event.how == "NotBegun" and begun:
             self.blame("not begun", event, f"{event.op} was handled all the same")
-        if not sent.vanished and not any(life in self.down for life in self.up[sent.to]):
+        if event.how == "NoSuchActor" and not (sent.retries and sent.epoch == 0):
+            self.blame("not begun", event, f"{event.op}: it is known whether it was")
+        if not sent.vanished and not self.was_away(sent.to):
             self.blame("true losses", event, f"{event.op}: the actor is there")
 
     def _on_loss(self, event: Ended, sent: Sent) -> None:
@@ -210,6 +226,10 @@ class _Model:
         lossy_stream = sent.kind == "stream" and not self.history.calm
         if not (known or told or lossy_stream or event.life in self.down):
             self.blame("true losses", event, f"{event.op}: {sent.to}/{sent.epoch} is not gone")
+
+    def was_away(self, node: str) -> bool:
+        """Whether there was a time at which a node's actor was not there."""
+        return any(life in self.down or life in self._alone or life in self._late for life in self.up[node])
 
     def _gone(self, sent: Sent) -> bool:
         """Whether any incarnation that this may have been meant for has ended."""
@@ -298,7 +318,7 @@ class _Watches:
         ended = any(life in model.down for life in lives if watched.epoch in (0, life.epoch))
         true = {
             "stopped": ended,
-            "no_such_actor": ended or watched.vanished,
+            "no_such_actor": watched.vanished or model.was_away(watched.to),
             "node_restarted": any(life.epoch > watched.epoch for life in lives),
             "node_lost": ended or not model.history.calm,
         }

@@ -21,7 +21,7 @@ import msgspec
 from bus.virtual_time import run
 from tests.bus import plans
 from tests.bus.histories import LONGEST_S, LoopBook, Stage
-from tests.bus.history import Down, History, Up
+from tests.bus.history import Down, History, Staffed, Up
 from tests.bus.semantics import violations
 
 NODES = 6
@@ -172,7 +172,7 @@ class Storm:
             for post in posts:
                 post.calls.clear()
         kept = {post.life for post in self._stage.everyone()}
-        lives = [event for event in self._book.events if isinstance(event, Up | Down) and event.life in kept]
+        lives = [event for event in self._book.events if isinstance(event, Up | Staffed | Down) and event.life in kept]
         self._book.events = list(lives)
         self._book.killed &= kept
         self._book.senders.clear()

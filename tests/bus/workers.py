@@ -12,7 +12,7 @@ import msgspec
 from actors.core import Actor, Node, Ref, handler
 from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.watching import Down as DownMessage
-from bus.message import BusError, Lane, NodeAddress, Overloaded, RemoteError
+from bus.message import BusError, Lane, NodeAddress, NoSuchActor, Overloaded, RemoteError
 from tests.bus import plans
 from tests.bus.history import (
     AnyEvent,
@@ -25,6 +25,7 @@ from tests.bus.history import (
     Lost,
     Refused,
     Sent,
+    Staffed,
     Taken,
     Told,
     Unwatched,
@@ -154,13 +155,14 @@ class Caller:
 
     async def staff(self, *, bound: int = MAILBOX_BOUND) -> None:
         await self.node.spawn(lambda: Worker(self._book, self.life), ACTOR, bound=bound)
+        self._book.write(Staffed(at=self._book.now(), life=self.life))
 
     def _note_refusals(self) -> None:
-        """That a mailbox was too full for a tell is known to its node alone."""
+        """That there was no room for a tell, or nobody to take it, is known to its node alone."""
         dead_letter = self.node.dead_letter
 
         def noted(to: str, message: Any, error: BusError, *, sender: str = "") -> None:
-            if message == Note.__name__ and isinstance(error, Overloaded):
+            if message == Note.__name__ and isinstance(error, Overloaded | NoSuchActor):
                 self._book.write(Refused(at=self._book.now(), life=self.life))
             dead_letter(to, message, error, sender=sender)
 
