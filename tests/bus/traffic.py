@@ -1,6 +1,8 @@
-"""Many actors on a simulated network, asking and telling each other: ``python -m tests.bus.traffic MESSAGES SEED``.
+"""A million messages on a simulated network: ``python -m tests.bus.traffic MESSAGES SEED [bare]``.
 
-Prints what was sent, the digest of every arrival, the virtual time that it took, and the real time."""
+Many actors ask and tell each other; or, ``bare``, transports hand messages on without any. Prints what was delivered,
+the digest of every arrival, the virtual time that it took, and the real time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import msgspec
 
 from actors.core import Actor, Node, Ref, handler
 from bus.message import DeadlineExceeded, Lane
-from bus.simulated import Link, SimulatedNetwork
+from bus.simulated import Frames, Link, SimulatedNetwork
 from bus.virtual_time import run
 
 NODES = 10
@@ -79,6 +81,28 @@ async def traffic(messages: int, seed: int, *, loss: float = 0.001) -> Outcome:
     return Outcome(network.counters["delivered"], network.digest, network.loop.time(), totals)
 
 
+async def relay(messages: int, seed: int) -> Outcome:
+    """Likewise, of transports without nodes: whoever gets a message sends it to somebody."""
+    network = SimulatedNetwork(seed=seed, link=Link(latency_s=0.0002, jitter_s=0.0001))
+    transports = [network.join(f"n{number}") for number in range(NODES)]
+    received = [0] * NODES
+    over = asyncio.Event()
+
+    def receive(number: int, frames: Frames) -> None:
+        received[number] += 1
+        if network.counters["delivered"] >= messages:
+            over.set()
+            return
+        transports[number].send(transports[network.random.randrange(NODES)].address, Lane.CONTROL, frames)
+
+    for number, transport in enumerate(transports):
+        transport.start(lambda lane, routing_id, frames, number=number: receive(number, frames))  # type: ignore[misc]
+    for number in range(NODES * ASKERS):
+        transports[number % NODES].send(transports[0].address, Lane.CONTROL, [b"header" * 20, b"body" * 20])
+    await over.wait()
+    return Outcome(network.counters["delivered"], network.digest, network.loop.time(), received)
+
+
 def _another(network: SimulatedNetwork, refs: list[Ref], node: Node) -> Ref:
     while True:
         ref = refs[network.random.randrange(NODES)]
@@ -90,7 +114,7 @@ def main() -> None:
     logging.disable()
     messages, seed = int(sys.argv[1]), int(sys.argv[2])
     start, cpu = time.perf_counter(), time.process_time()
-    outcome = run(traffic(messages, seed))
+    outcome = run(relay(messages, seed) if sys.argv[3:] == ["bare"] else traffic(messages, seed))
     print(outcome.delivered, outcome.digest, f"{outcome.virtual_s:.6f} s of virtual time", outcome.totals)
     elapsed = f"{time.perf_counter() - start:.1f} s, {time.process_time() - cpu:.1f} s of CPU time"
     print(elapsed, file=sys.stderr)
