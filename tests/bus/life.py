@@ -76,7 +76,11 @@ async def appears(directory: Path, name: str) -> None:
 
 
 def read_address(path: Path) -> NodeAddress | None:
-    return msgspec.json.decode(path.read_bytes(), type=NodeAddress) if path.exists() else None
+    """None where there is no such file: a killed node's is taken away."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=NodeAddress)
+    except FileNotFoundError:
+        return None
 
 
 class Person:
