@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from actors.core.actor import Actor, handler
+from actors.core.metrics import DescribeNode, Description
 from actors.core.offers import SpawnActor, Spawned
 from actors.core.watching import Ended, EndNoted, NodeGone, Unwatch, Unwatched, WatchActor, Watches, Watching
 
@@ -12,9 +13,15 @@ from actors.core.watching import Ended, EndNoted, NodeGone, Unwatch, Unwatched, 
 class NodeActor(Actor):
     """One on every node, under the name ``@node``."""
 
-    def __init__(self, watches: Watches, spawn: Callable[[SpawnActor], Awaitable[Spawned]]) -> None:
+    def __init__(
+        self,
+        watches: Watches,
+        spawn: Callable[[SpawnActor], Awaitable[Spawned]],
+        describe: Callable[[], Description],
+    ) -> None:
         self._watches = watches
         self._spawn = spawn
+        self._describe = describe
 
     @handler(cancellable=False)
     async def watch(self, message: WatchActor) -> Watching:
@@ -31,6 +38,10 @@ class NodeActor(Actor):
     @handler(concurrent=True, cancellable=False)
     async def spawn(self, message: SpawnActor) -> Spawned:
         return await self._spawn(message)
+
+    @handler(urgent=True)
+    async def describe(self, message: DescribeNode) -> Description:
+        return self._describe()
 
     @handler(cancellable=False)
     async def gone(self, message: NodeGone) -> None:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from actors.core.actor import Actor
 from actors.core.envelope import Envelope
 from actors.core.holdings import Holdings
+from actors.core.logs import acting
 from actors.core.mailbox import Mailbox
+from actors.core.metrics import BOUNDS_S, LANES, SLOW_S, ActorDescription, Metrics
 from actors.core.restarts import Budget, Restarts
 from bus.message import ActorStopped, BusError, NoSuchActor, NotBegun
 from bus.tracing import trace
@@ -46,10 +49,10 @@ class Cell:
         self.ref = ref
         self.supervised = supervised
         self.actor = factory()
-        self.handled = 0
-        self.failures = 0
-        self.cancelled = 0  # asks that their askers gave up, before or while they were handled
+        self.handlers = self.actor.handlers()
+        self.metrics = Metrics()
         self._node = node
+        self._now = node.loop.time
         self._factory = factory
         self._budget = Budget(restarts)
         self._holdings = Holdings(node, self)
@@ -83,12 +86,21 @@ class Cell:
         actor.node = self._node
         actor.ref = self.ref
         actor._holdings = self._holdings
+        self.handlers = actor.handlers()
 
     def offer(self, envelope: Envelope) -> None:
         """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``."""
         if self._refusal:
             raise NotBegun(f"{self.ref} {self._refusal}")
+        if self.metrics.handling is not None:
+            self._check_slow()
         self._mailbox.put(envelope, urgent=envelope.facts.urgent)
+
+    def _check_slow(self) -> None:
+        """Somebody waits behind a handler."""
+        metrics, now = self.metrics, self._now()
+        if metrics.handling is not None and now - metrics.since > SLOW_S:
+            metrics.warn(str(self.ref), metrics.handling.method, now - metrics.since, now, len(self._mailbox))
 
     def notice(self, envelope: Envelope) -> None:
         """Queue what this actor asked to be told, however full its mailbox is."""
@@ -98,24 +110,31 @@ class Cell:
     # ---- messages ------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        acting.set(str(self.ref))
+        metrics = self.metrics
         while not self._over:
             await self._mailbox.filled()
-            async with self._turn:
+            await self._turn.acquire()  # by hand: twice the coroutines of "async with" would cost more than the rest
+            try:
                 envelope = self._mailbox.take()
                 if envelope is None:
                     continue
                 envelope.taken()
                 if envelope.cancelled:
-                    self.cancelled += 1
+                    metrics.cancelled += 1
                     continue
-                self.handled += 1
+                metrics.lanes[envelope.lane] += 1
                 if envelope.facts.concurrent:
                     self._beside(self.actor, envelope)
                     continue
                 actor = self.actor
-                error = await self._handle(actor, envelope, self._main)
+                metrics.handling, metrics.since = envelope.facts, self._now()
+                error = await self._handle(actor, envelope, self._main, metrics.since)
+                metrics.handling = None
                 if error is not None:
                     await self._supervise(actor, error)
+            finally:
+                self._turn.release()
 
     def _beside(self, actor: Actor, envelope: Envelope) -> None:
         """Run a concurrent handler in a task of its own."""
@@ -124,7 +143,7 @@ class Cell:
         async def handle() -> None:
             nonlocal began
             began = True
-            error = await self._handle(actor, envelope, task)
+            error = await self._handle(actor, envelope, task, self._now())
             if error is not None:
                 async with self._turn:
                     await self._supervise(actor, error)
@@ -138,12 +157,14 @@ class Cell:
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    async def _handle(self, actor: Actor, envelope: Envelope, task: asyncio.Task[None] | None) -> Exception | None:
+    async def _handle(
+        self, actor: Actor, envelope: Envelope, task: asyncio.Task[None] | None, began: float
+    ) -> Exception | None:
         """Run a handler, in this task, and answer with what comes of it; the failure of a tell is returned."""
         method = getattr(actor, envelope.facts.method)
         trace.set(envelope.trace)
         if envelope.cancelled:  # before its own task's first step
-            self.cancelled += 1
+            self.metrics.cancelled += 1
             return None
         envelope.task = task
         try:
@@ -153,7 +174,7 @@ class Cell:
                 envelope.reply(await method(envelope.message))
         except asyncio.CancelledError:
             if envelope.cancelled and task is not None and task.cancelling() == 1:  # by its asker, and by nobody else
-                self.cancelled += 1
+                self.metrics.cancelled += 1
                 return None
             if not _is_cancelled():
                 return self._failed(envelope, RuntimeError("it waited for something that was cancelled"))
@@ -162,13 +183,17 @@ class Cell:
         except Exception as error:  # whatever user code raises ends here: with the asker, or with supervision
             return self._failed(envelope, error)
         finally:
+            took_s = self._now() - began
+            self.metrics.latency[bisect_left(BOUNDS_S, took_s)] += 1
+            if took_s > SLOW_S:
+                self._check_slow()
             envelope.task = None
             if envelope.cancelled and task is not None:
                 task.uncancel()
         return None
 
     def _failed(self, envelope: Envelope, error: Exception) -> Exception | None:
-        self.failures += 1
+        self.metrics.failures += 1
         if not envelope.wants_answer:
             log.error("%s: %s failed", self.ref, envelope.facts.method, exc_info=error)
             return error
@@ -181,6 +206,21 @@ class Cell:
 
     def _stopped_in(self, envelope: Envelope) -> ActorStopped:
         return ActorStopped(f"{self.ref} stopped while it handled {envelope.facts.message.__name__}")
+
+    def describe(self) -> ActorDescription:
+        metrics = self.metrics
+        return ActorDescription(
+            kind=type(self.actor).__name__,
+            queued=len(self._mailbox),
+            handled=sum(metrics.lanes),
+            lanes=dict(zip(LANES, metrics.lanes, strict=True)),
+            latency=list(metrics.latency),
+            failures=metrics.failures,
+            cancelled=metrics.cancelled,
+            dead_letters=metrics.dead_letters,
+            handling=metrics.handling.method if metrics.handling else "",
+            handling_s=self._now() - metrics.since if metrics.handling else 0.0,
+        )
 
     # ---- failures ------------------------------------------------------------------------------------------------
 
@@ -207,7 +247,7 @@ class Cell:
                 return
             except Exception as again:  # also user code: another failure
                 log.error("%s: restarting it failed", self.ref, exc_info=again)
-                self.failures += 1
+                self.metrics.failures += 1
                 error = again
 
     async def _hook(self, name: str, work: Awaitable[None]) -> None:

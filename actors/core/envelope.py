@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Any
 
 from actors.core.actor import HandlerFacts
+from actors.core.metrics import LOCAL
 from bus.delivery import Request
 from bus.message import DeadlineExceeded, Failure, Kind
 
@@ -26,6 +27,8 @@ class Envelope:
     """A ``tell`` within a node, and the base of all others."""
 
     __slots__ = ("cancelled", "facts", "message", "task", "trace")
+
+    lane = LOCAL
 
     def __init__(self, facts: HandlerFacts, message: Any, trace: int = 0) -> None:
         self.facts = facts
@@ -173,11 +176,12 @@ class _End:
 class Remote(Envelope):
     """A message from another node."""
 
-    __slots__ = ("_request",)
+    __slots__ = ("_request", "lane")
 
     def __init__(self, facts: HandlerFacts, message: Any, request: Request) -> None:
         super().__init__(facts, message, request.header.trace)
         self._request = request
+        self.lane = request.lane
         if request.header.kind is Kind.ASK:
             request.on_cancel = self.cancel  # until it is answered
 

@@ -117,7 +117,8 @@ class Exchange(ABC):
         The reply is of the type that the message declares (``Message[Total]``), or of the one that is named here.
         Raises what ``bus.delivery.Courier.ask`` raises; a handler's own exception arrives as itself within a node and
         as ``RemoteError`` from another."""
-        reply = reply_type(type(message), reply)
+        if reply is None:
+            reply = reply_type(type(message))
         if isinstance(to, Named):
             return await self._names.ask(
                 to,
@@ -135,7 +136,7 @@ class Exchange(ABC):
         future: asyncio.Future[Any] = self.loop.create_future()
         envelope = LocalAsk(facts, message, self.traces.current(), future)
         cell.offer(envelope)
-        timer = self.loop.call_later(timeout_s, self._expire, future, envelope, to, timeout_s, about)
+        timer = self.loop.call_at(self.loop.time() + timeout_s, self._expire, future, envelope, to, timeout_s, about)
         try:
             answer = await future
         finally:
@@ -191,7 +192,8 @@ class Exchange(ABC):
     ) -> AsyncGenerator[Any, None]:
         """Yield the handler's items; ``timeout_s`` bounds the wait for each. Closing the iterator cancels the handler
         (``contextlib.aclosing`` closes it at once where the loop is left early)."""
-        item = reply_type(type(message), item)
+        if item is None:
+            item = reply_type(type(message))
         if isinstance(to, Named):
             to = await self._names.find(to.name, timeout_s)
         if not self.hosts(to):
@@ -230,23 +232,31 @@ class Exchange(ABC):
             if actor != NODE_ACTOR or self._closed:
                 raise NotBegun(f"there is no actor {actor!r} on node {self.address.name}")
             cell = self._spokesman()
-        return cell, self.facts_for(cell, message, streams=streams)
+        facts = cell.handlers.get(message if isinstance(message, str) else message.__name__)
+        if facts is None or facts.streams is not streams or not (facts.message is message or isinstance(message, str)):
+            raise self._unfit(cell, message, facts)
+        return cell, facts
 
-    def facts_for(self, cell: Cell, message: str | type, *, streams: bool = False) -> HandlerFacts:
-        """How an actor handles a message. Raises ``NoSuchActor``."""
-        name = message if isinstance(message, str) else message.__name__
-        facts = cell.actor.handlers().get(name)
-        if facts is None or (message is not name and facts.message is not message):
-            raise NotBegun(f"{cell.ref} does not handle {name}")
-        if facts.streams is not streams:
-            raise NotBegun(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
+    def facts_for(self, cell: Cell, message: type) -> HandlerFacts:
+        """How an actor handles what its own node, or a timer, tells it. Raises ``NoSuchActor``."""
+        facts = cell.handlers.get(message.__name__)
+        if facts is None or facts.streams or facts.message is not message:
+            raise self._unfit(cell, message, facts)
         return facts
+
+    def _unfit(self, cell: Cell, message: str | type, facts: HandlerFacts | None) -> NotBegun:
+        name = message if isinstance(message, str) else message.__name__
+        if facts is None or (facts.message is not message and message is not name):
+            return NotBegun(f"{cell.ref} does not handle {name}")
+        return NotBegun(f"{cell.ref} answers {name} with {'a stream' if facts.streams else 'one reply'}")
 
     def dead_letter(self, to: str, message: Any, error: BusError, *, sender: str = "") -> None:
         """Count and keep what cannot be delivered; ``message`` itself, or the name of its type."""
         type_ = message if isinstance(message, str) else type(message).__name__
         sender = sender or self.address.name
         self.counters["dead_letters"] += 1
+        if (cell := self._cells.get(to.rpartition("@")[0])) is not None and to == str(cell.ref):
+            cell.metrics.dead_letters += 1
         self._dead_letters.add(self.loop.time(), to, type_, sender, str(error))
         level = logging.DEBUG if self._closed else logging.WARNING
         log.log(level, "dead letter %s from %s to %s: %s", type_, sender, to, error)

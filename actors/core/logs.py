@@ -1,7 +1,9 @@
 """Structured logs: every event is one line of JSON in ``<directory>/<node>.log``, whatever the message contains.
 
 Invariant: a line holds ``time`` (UTC), ``level``, ``job``, ``node``, ``logger``, ``message`` and, where the event
-names them, ``actor``, ``trajectory`` and ``version``; warnings and worse also go to stderr, for people.
+names them, ``actor``, ``trajectory`` and ``version``; from within a handler also the ``actor`` and the ``trace`` of the
+message (``bus.tracing``), the same for all that one message causes on any node. Warnings and worse also go to stderr,
+for people.
 
     configure_logging("engine-0", run.logs, job="lake")
     log = logging.getLogger(__name__)
@@ -16,10 +18,16 @@ import json
 import logging
 import math
 import sys
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+from bus.tracing import spelled, trace
+
+acting: ContextVar[str] = ContextVar("acting", default="")
+"""The actor in whose handler this code runs; set by its cell."""
 
 FIELDS = ("actor", "trajectory", "version")
 """Keys of ``extra`` that become fields of the line."""
@@ -83,6 +91,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
         }
         event |= {field: _plain(getattr(record, field)) for field in FIELDS if hasattr(record, field)}
+        if acting.get():
+            event.setdefault("actor", acting.get())
+        if trace.get():
+            event["trace"] = spelled(trace.get())
         event["message"] = record.getMessage()
         if record.exc_info:
             event["error"] = self.formatException(record.exc_info)

@@ -22,6 +22,7 @@ from actors.core.envelope import Envelope
 from actors.core.exchange import Exchange
 from actors.core.liveness import Liveness
 from actors.core.mailbox import MAILBOX_BOUND
+from actors.core.metrics import DescribeNode, Description
 from actors.core.names import Names
 from actors.core.offers import Offers, SpawnActor, Spawned
 from actors.core.ref import Ref
@@ -112,7 +113,6 @@ class Node(Exchange):
             raise ValueError(f"an actor {name!r} on node {self.address.name}: names with @ are the node's own")
         limits = restarts if isinstance(restarts, Restarts) else Restarts(at_most=restarts)
         cell = Cell(self, Ref(self.address, name), factory, bound=bound, restarts=limits, supervised=supervised)
-        type(cell.actor).handlers()
         self._cells[name] = cell
         await cell.start()
         return cell.ref
@@ -122,7 +122,7 @@ class Node(Exchange):
         cell = Cell(
             self,
             ref,
-            lambda: NodeActor(self.watches, self._spawn_offered),
+            lambda: NodeActor(self.watches, self._spawn_offered, self.description),
             bound=MAILBOX_BOUND,
             restarts=NEVER,
             supervised=False,
@@ -263,18 +263,26 @@ class Node(Exchange):
         """Declare a peer dead: whatever waits for it fails at once."""
         self._courier.lose(peer, reason)
 
+    def description(self) -> Description:
+        """This node and its actors, as they are now."""
+        return Description(
+            node=self.address.name,
+            address=self.address,
+            counters=dict(self.counters + self._courier.counters + self._transport.counters),
+            unfinished=self._courier.unfinished(),
+            watches=len(self.watches),
+            actors={name: cell.describe() for name, cell in self._cells.items() if name != NODE_ACTOR},
+            dead_letters=self.dead_letters(),
+        )
+
     def describe(self) -> dict[str, Any]:
-        """Counters of the node and its actors, for people and metrics."""
-        return {
-            "node": self.address.name,
-            "counters": dict(self.counters + self._courier.counters + self._transport.counters),
-            "unfinished": self._courier.unfinished(),
-            "actors": {
-                name: {"handled": cell.handled, "failures": cell.failures}
-                for name, cell in self._cells.items()
-                if name != NODE_ACTOR
-            },
-        }
+        """``description`` in plain objects, for people and metrics."""
+        return {**msgspec.to_builtins(self.description())}
+
+    async def description_of(self, node: NodeAddress | str, *, timeout_s: float) -> Description:
+        """Another node's, by its name in the directory or its address. Raises like ``ask``."""
+        there = Ref(node, NODE_ACTOR) if isinstance(node, NodeAddress) else await self.find(f"@{node}", timeout_s)
+        return await self.ask(there, DescribeNode(), timeout_s=timeout_s)
 
     async def close(self, *, drain_s: float = 0.0) -> None:
         """Stop all actors, newest first, then the connections. Idempotent. With ``drain_s`` they first do what they

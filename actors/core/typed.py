@@ -44,10 +44,8 @@ def check_reply(where: str, message: type, annotated: Any, *, streams: bool) -> 
         raise TypeError(f"{where}: answers with {what}{_name(found)}, but {name} is a Message[{_name(expected)}]")
 
 
-def reply_type(message: type, given: Any) -> Any:
-    """What to decode the answer as. Raises ``TypeError`` where nobody says."""
-    if given is not None:
-        return given
+def reply_type(message: type) -> Any:
+    """What to decode the answer as. Raises ``TypeError`` where the message does not say."""
     declared = declared_reply(message)
     if declared is None:
         raise TypeError(f"ask with {message.__name__}: name the type of the reply, or derive it from Message[Reply]")

@@ -101,7 +101,7 @@ class Scene:
 
     @property
     def cancelled(self) -> int:
-        return self.host._cells["worker"].cancelled
+        return self.host._cells["worker"].metrics.cancelled
 
 
 class At:

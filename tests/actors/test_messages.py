@@ -261,7 +261,7 @@ async def test_stopping_answers_what_runs_and_what_waits(where: Where) -> None:
             asyncio.create_task(on.asker.ask(on.ref, Wait(), Total, timeout_s=10)),
         ]
         await on.actor.waiting.wait()
-        await until(lambda: on.host._cells["example"].handled == 2)
+        await until(lambda: on.host._cells["example"].describe().handled == 2)
         queued = asyncio.create_task(on.add(1))
         await until(lambda: len(on.host._cells["example"]._mailbox) == 1)
         await on.host.stop(on.ref)

