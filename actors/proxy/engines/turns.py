@@ -1,7 +1,7 @@
 """How the event loop beside an engine's thread keeps out of its way: it rests while a step runs.
 
-    thread:  a step ......  the next step ............  and the next ....
-    loop:    rests          deliver, take orders, rest   ....
+    thread:  a step ......  the next step ...................  and the next ....
+    loop:    rests          deliver, rest, take in what came   deliver, rest ....
 
 Why: the two share one interpreter, whose lock torch gives up at every operation and wants back at once. A loop that
 handles a message in the middle of a step makes both threads wait for each other dozens of times, which costs more than
@@ -11,13 +11,15 @@ Invariants:
 
 - the thread never waits for the loop;
 - the loop rests for at most ``REST_S`` at a time, and not at all while it has long work of its own (``undisturbed``) or
-  the thread has nothing to do. In a longer step it is free after that.
+  the thread has nothing to do. In a longer step it is free after that;
+- it is free before a step ends, so that the requests which follow the last step's answers join the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -26,6 +28,9 @@ T = TypeVar("T")
 
 REST_S = 0.02
 """The longest rest of the loop."""
+
+REST_SHARE = 0.6
+"""How much of a step the loop rests at most, as far as the last step tells."""
 
 ROUNDS = 2
 """Rounds of the loop between two rests, after the one that takes a step's result: sockets are read in the first, the
@@ -44,11 +49,15 @@ class Turns(Generic[T]):
         self._resting = False
         self._in_turn = False
         self._disturbances = 0
+        self._ended_at = 0.0
+        self._step_s = 0.0
 
     # ---- the thread ----------------------------------------------------------------------------------------------
 
     def ended(self, result: T) -> None:
         """Hand over what a step finished; as a rule another one follows."""
+        now = time.monotonic()
+        self._step_s, self._ended_at = now - self._ended_at, now
         self._stepping = True
         self._results.put(result)
         if not self._resting:
@@ -100,6 +109,6 @@ class Turns(Generic[T]):
         if self._disturbances or not self._stepping:
             return None
         try:
-            return self._results.get(timeout=REST_S)
+            return self._results.get(timeout=min(REST_S, REST_SHARE * self._step_s))
         except Empty:
             return None
