@@ -58,6 +58,10 @@ IDLE_WAIT_S = 1.0
 """How long the thread sleeps at a time with nothing to do; orders wake it at once."""
 
 
+SERVED_EVERY_S = 0.05
+"""How often the proxy hears which requests were answered. An engine that dies within it has them answered twice."""
+
+
 class NotServable(RuntimeError):
     """The engine is not in the state that an order asks for; the message says in which it is."""
 
@@ -204,12 +208,18 @@ class EngineHost(Actor):
         self._proxy = proxy
         self._spans = spans
         self._reply_to: dict[str, Ref] = {}
+        self._served: list[str] = []
+        self._served_tokens = 0
+        self._telling: asyncio.TimerHandle | None = None
         self._staging: Stage | None = None
         self._staged: StagedVersion | None = None
         self._thread = EngineThread(engine, self._deliver, self._refuse, failed, spans)
 
     async def on_stop(self) -> None:
         await self._thread.stop(2.0)
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell_served()
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -243,14 +253,26 @@ class EngineHost(Actor):
                 by_asker.setdefault(reply_to, []).append(completion)
         for asker, batch in by_asker.items():
             self.node.tell(asker, Finished(self._name, batch))
-        tokens = sum(len(completion.tokens) for completion in completions)
-        self.node.tell(self._proxy, Served(self._name, [c.request_id for c in completions], tokens))
+        self._account([c.request_id for c in completions], sum(len(c.tokens) for c in completions))
+
+    def _account(self, request_ids: Sequence[str], tokens: int) -> None:
+        """Tell the proxy, which only counts what is under way, a little later: one message for several steps."""
+        self._served.extend(request_ids)
+        self._served_tokens += tokens
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(SERVED_EVERY_S, self._tell_served)
+
+    def _tell_served(self) -> None:
+        self._telling = None
+        served, self._served = self._served, []
+        tokens, self._served_tokens = self._served_tokens, 0
+        self.node.tell(self._proxy, Served(self._name, served, tokens))
 
     def _refuse(self, request_id: str, reason: str) -> None:
         reply_to = self._reply_to.pop(request_id, None)
         if reply_to is not None:
             self.node.tell(reply_to, RequestFailed(request_id, f"refused by engine {self._name}: {reason}"))
-        self.node.tell(self._proxy, Served(self._name, [request_id], 0))
+        self._account([request_id], 0)
 
     # ---- weights -------------------------------------------------------------------------------------------------
 
