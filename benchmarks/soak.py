@@ -8,7 +8,8 @@ The job is the quick start without a target or a last step: it goes on learning,
 weights. It is watched from outside, in /proc. After a warm-up (a quarter of the time) a line is fitted to every series;
 one *grows* if the 95% interval of its slope lies above zero and the growth it stands for is more than ``TOLERANCE`` an
 hour; else it is *flat*. Memory is what is resident, and of that what no file backs: the share of common libraries that
-PSS counts would change with whatever else the machine runs. Exit status 1: something grows.
+PSS counts would change with whatever else the machine runs. Exit status 1: something grows. Shared memory is
+whatever appears in /dev/shm: beside other users of it, mount one of its own first (docs/benchmarks.md shows how).
 """
 
 from __future__ import annotations
