@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -92,10 +93,16 @@ class Side:
     def _line(self, start: str) -> str:
         if self._process.stdout is None:
             raise SideFailed(f"{self.name} was started without pipes")
-        for line in self._process.stdout:
-            if line.startswith(start):
-                return line
-        raise SideFailed(f"the side {self.name!r} ended:\n{self._log.read_text()[-3000:]}")
+        watchdog = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
+        watchdog.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(start):
+                    return line
+        finally:
+            watchdog.cancel()
+        how = f"ended, or did not answer within {ANSWER_TIMEOUT_S:g} s"
+        raise SideFailed(f"the side {self.name!r} {how}:\n{self._log.read_text()[-3000:]}")
 
     def ask(self, name: str, count: int) -> list[float]:
         """Seconds."""

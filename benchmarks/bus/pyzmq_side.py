@@ -13,11 +13,13 @@ import msgspec
 import numpy as np
 import zmq
 
-from benchmarks.bus.common import BURST, WINDOW, Count, Sample, answer, tensor
+from actors.core.process import die_with_parent
+from benchmarks.bus.common import ANSWER_TIMEOUT_S, BURST, WINDOW, Count, Sample, answer, tensor
 
 
 def serve(endpoint: str) -> None:
     """Echo structs (``e``), count one-way ones (``o``), say how many (``c``), acknowledge arrays (``t``)."""
+    die_with_parent()
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.bind(endpoint)
     print(socket.getsockopt_string(zmq.LAST_ENDPOINT), flush=True)
@@ -51,6 +53,7 @@ def main() -> None:
         raise RuntimeError("started without a pipe")
     socket = zmq.Context().socket(zmq.DEALER)
     socket.linger = 1000
+    socket.rcvtimeo = int(ANSWER_TIMEOUT_S * 1000)
     socket.connect(server.stdout.readline().strip())
     decode, encode = msgspec.msgpack.Decoder(Sample).decode, msgspec.msgpack.Encoder().encode
     sample, array = Sample(), tensor()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import zmq
 
+from actors.core.process import die_with_parent
 from actors.policy import write_config
 from actors.proxy.engines import make_engine
 from actors.proxy.engines.protocol import Completion, Engine, EngineLimits, GenerateRequest
@@ -73,17 +74,19 @@ def direct(directory: Path) -> None:
 def pair(directory: Path) -> None:
     """The engine in another process, in a loop of its own."""
     socket = zmq.Context().socket(zmq.PAIR)
+    socket.rcvtimeo = int(START_TIMEOUT_S * 1000)
     endpoint = f"ipc://{directory}/pair"
     socket.bind(endpoint)
     subprocess.Popen([sys.executable, "-m", "benchmarks.end_to_end.serving", "engine", str(directory)])
     if not socket.poll(int(START_TIMEOUT_S * 1000)):
         raise RuntimeError(f"the engine process was not ready within {START_TIMEOUT_S:g} s")
-    socket.recv()
+    socket.recv()  # "ready"
     drive(Distant(socket))
 
 
 def engine(directory: Path) -> None:
     """The other process of ``pair``: take what has come, make a step, send what it finished."""
+    die_with_parent()
     bare = loaded(directory)
     socket = zmq.Context().socket(zmq.PAIR)
     socket.connect(f"ipc://{directory}/pair")
