@@ -339,10 +339,14 @@ class LLMProxy(Actor):
 
     def _move_requests(self, engine: EngineEntry, reason: str) -> None:
         moving, engine.in_flight = engine.in_flight, {}
+        # A trajectory may have several: the engine tells of an answer later than the trajectory's next request comes.
+        running = {add.request.trajectory for add in moving.values()} & self._holder.keys()
+        for trajectory in running:
+            del self._holder[trajectory]
         for id_, add in moving.items():
             del self._where[id_]
             self._moves[id_] += 1
-            if self._holder.pop(add.request.trajectory, None) is None:
+            if add.request.trajectory not in running:
                 self._fail(add, f"its trajectory has ended, and {reason}")
             elif self._none_left() or self._moves[id_] > MAX_MOVES:
                 self._fail(add, reason)

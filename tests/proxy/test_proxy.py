@@ -321,6 +321,21 @@ def test_requests_of_a_dead_engine_go_to_another() -> None:
     run(test())
 
 
+def test_a_turn_waits_for_the_successor_though_the_one_before_it_is_not_yet_accounted_for() -> None:
+    async def test() -> None:
+        async with world(["e0"]) as made:
+            host = await made.serve("e0")
+            await made.add("t/0")
+            await made.add("t/1")  # its trajectory has the answer to t/0; the proxy will hear of it a little later
+            await until(lambda: len(host.held) == 2)
+            die(made, "e0", restarting=True)
+            again = await made.serve("e0")
+            await until(lambda: "t/1" in again.held)
+            assert made.asker.failed == []
+
+    run(test())
+
+
 def test_requests_of_the_only_engine_wait_for_its_successor() -> None:
     async def test() -> None:
         async with world(["e0"]) as made:
