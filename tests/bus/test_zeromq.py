@@ -117,6 +117,30 @@ async def test_control_overtakes_bulk_that_was_sent_before_it() -> None:
     assert found.index("Text") < 20, "control waits for no more than the bulk that was read already"
 
 
+async def test_control_that_comes_while_bulk_is_taken_is_delivered_before_the_next_of_it() -> None:
+    found: list[Lane] = []
+    async with Nodes() as nodes:
+        a = nodes("a")._transport
+        b = ZeroMQTransport("b", 1)
+
+        def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+            found.append(lane)
+            if len(found) == 3:
+                a.send(b.address, Lane.CONTROL, [b"abort"])
+                assert b._routers[Lane.CONTROL].poll(10_000)
+
+        try:
+            for _ in range(8):
+                a.send(b.address, Lane.BULK, [b"block"])
+            assert b._routers[Lane.BULK].poll(10_000)
+            await asyncio.sleep(0.1)  # all of them are there
+            b.start(receive)
+            await until(lambda: len(found) == 9)
+        finally:
+            b.close()
+    assert found.index(Lane.CONTROL) == 3
+
+
 async def ask_once_on_both_lanes(a: Courier, b: Courier) -> None:
     """So that connections stand."""
     for lane in Lane:
