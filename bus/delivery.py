@@ -224,6 +224,7 @@ class Courier:
         self._answering.forget(newest.name, newest.epoch - 1)
         if earlier is not None:
             self._wire.leave(earlier)
+        self._wire.stay_with(newest)
         if self._on_gone is not None:
             self._on_gone(newest.name, newest.epoch - 1, why, restarted=True)
 

@@ -351,6 +351,7 @@ class SimulatedTransport:
         self._counters: Counter[str] = Counter()
         self._over = ""
         self._connections: dict[tuple[str, Lane], _Connection] = {}
+        self._names: dict[tuple[str, Lane], str] = {}  # as whom each was connected to
         self._dropped: dict[
             tuple[str, Lane], float
         ] = {}  # connections of which something is still to arrive: until when
@@ -390,6 +391,7 @@ class SimulatedTransport:
         if not endpoint.startswith("tcp://"):
             raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: Invalid argument")
         after = self._dropped.pop((endpoint, lane), 0.0)
+        self._names[endpoint, lane] = to.name
         connection = self._connections[endpoint, lane] = _Connection(
             self._network, self._address, endpoint, lane, after
         )
@@ -400,11 +402,18 @@ class SimulatedTransport:
         return list(self._connections.values())
 
     def disconnect(self, peer: NodeAddress) -> None:
-        for endpoint, lane in ((peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)):
-            connection = self._connections.pop((endpoint, lane), None)
+        self._disconnect([(peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)])
+
+    def keep(self, name: str, endpoints: Collection[str]) -> None:
+        self._disconnect([key for key, known in self._names.items() if known == name and key[0] not in endpoints])
+
+    def _disconnect(self, keys: list[tuple[str, Lane]]) -> None:
+        for key in keys:
+            connection = self._connections.pop(key, None)
             if connection is not None:
+                del self._names[key]
                 self._network.drop(connection, why="disconnected")
-                self._dropped[endpoint, lane] = connection.last_arrival
+                self._dropped[key] = connection.last_arrival
         now = self._network.loop.time()
         self._dropped = {key: until for key, until in self._dropped.items() if until > now}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from bus.codec import Frame
@@ -34,6 +34,9 @@ class Transport(Protocol):
 
     def disconnect(self, peer: NodeAddress) -> None:
         """Drop what is queued for a peer, and the connections; an empty endpoint stands for none."""
+
+    def keep(self, name: str, endpoints: Collection[str]) -> None:
+        """Disconnect from a node, by the name under which it was addressed, anywhere but at these endpoints."""
 
     def close(self) -> None:
         """Close all connections; what is queued gets a short, bounded time to leave. Idempotent."""

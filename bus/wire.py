@@ -96,6 +96,13 @@ class Wire:
             return False
         return True
 
+    def stay_with(self, newest: NodeAddress) -> None:
+        """Drop what waits for a node's earlier incarnations, also for those of which nothing was ever heard."""
+        addressed = self._addressed.get(newest.name)
+        later = [addressed] if addressed is not None and addressed.epoch > newest.epoch else []
+        places = {endpoint for address in (newest, *later) for endpoint in (address.control, address.bulk)}
+        self._transport.keep(newest.name, places)
+
     def leave(self, gone: NodeAddress) -> None:
         """Drop what waits for an incarnation that is gone; not what its successor is to get at the same place."""
         addressed, heard = self._addressed.get(gone.name), self._peers.newest(gone.name)

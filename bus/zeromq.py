@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -296,6 +296,11 @@ class ZeroMQTransport:
     def disconnect(self, peer: NodeAddress) -> None:
         for endpoint, lane in ((peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)):
             for where in [where for where in self._ways if where[:2] == (endpoint, lane)]:
+                self._drop(where, linger_ms=0)
+
+    def keep(self, name: str, endpoints: Collection[str]) -> None:
+        for where, way in list(self._ways.items()):
+            if way.name == name and where[0] not in endpoints:
                 self._drop(where, linger_ms=0)
 
     # ---- keys that change ----------------------------------------------------------------------------------------

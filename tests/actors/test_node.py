@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import pytest
@@ -113,6 +113,9 @@ class Losing:
 
     def disconnect(self, peer: NodeAddress) -> None:
         self._inner.disconnect(peer)
+
+    def keep(self, name: str, endpoints: Collection[str]) -> None:
+        self._inner.keep(name, endpoints)
 
     def close(self) -> None:
         self._inner.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ class HandTransport:
         self.address = NodeAddress(name, f"tcp://{name}:1", f"tcp://{name}:2", epoch)
         self.sent: list[Message] = []
         self.disconnected: list[NodeAddress] = []
+        self.kept: dict[str, set[str]] = {}
         self.counters: Counter[str] = Counter()
         self.full = False
         self.receive: Receive | None = None
@@ -52,6 +53,9 @@ class HandTransport:
 
     def disconnect(self, peer: NodeAddress) -> None:
         self.disconnected.append(peer)
+
+    def keep(self, name: str, endpoints: Collection[str]) -> None:
+        self.kept[name] = set(endpoints)
 
     def close(self) -> None:
         self.receive = None

@@ -18,6 +18,7 @@ from bus.message import (
     Header,
     Kind,
     Lane,
+    NodeAddress,
     NoSuchActor,
     NotBegun,
     Overloaded,
@@ -542,6 +543,19 @@ async def test_what_waits_for_a_successor_at_the_same_place_outlives_its_predece
     a.courier.lose(b2.address, "so did this one's")
     spared = msgspec.structs.replace(b1.address, control="", bulk="")
     assert a.transport.disconnected == [spared, b2.address]
+
+
+async def test_who_is_heard_somewhere_is_waited_for_nowhere_else_but_where_its_successor_may_be() -> None:
+    a, b2 = Hand("a"), Hand("b", 2)
+    b2.courier.ping(a.address)
+    carry(b2, a)
+    assert a.transport.kept == {"b": {"tcp://b:1", "tcp://b:2"}}
+    later = NodeAddress("b", "tcp://b:3", "tcp://b:4", 4)
+    a.courier.tell(later, "counter", Add(1))
+    b3 = Hand("b", 3)
+    b3.courier.ping(a.address)
+    carry(b3, a)
+    assert a.transport.kept == {"b": {"tcp://b:1", "tcp://b:2", "tcp://b:3", "tcp://b:4"}}
 
 
 async def test_an_ask_that_waits_learns_of_a_restart() -> None:

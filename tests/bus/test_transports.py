@@ -279,6 +279,29 @@ async def test_disconnecting_drops_what_waits_and_what_follows_arrives(place: Pl
 
 
 @everywhere
+async def test_a_node_is_left_anywhere_but_where_it_is_now(place: Place) -> None:
+    a, b, c = place.join("a", 1), place.join("b", 1), place.join("c", 1)
+    listen(a)
+    listen(b)
+    listen(c)
+    b.close()
+    c.close()
+    later = place.join("b", 2)
+    for gone, text in ((b, b"dropped"), (c, b"another's")):
+        a.send(gone.address, Lane.CONTROL, [text])
+    a.send(later.address, Lane.CONTROL, [b"kept"])
+    a.keep("b", {later.address.control, later.address.bulk})
+    found, at_earlier_place, others = (
+        listen(later),
+        listen(place.join("b", 3, like=b)),
+        listen(place.join("c", 2, like=c)),
+    )
+    await place.until(lambda: bool(found) and bool(others))
+    await place.quiet()
+    assert (texts(found), texts(at_earlier_place), texts(others)) == ([b"kept"], [], [b"another's"])
+
+
+@everywhere
 async def test_what_cannot_be_delivered_does_not_keep_back_what_follows(place: Place) -> None:
     reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(str(context.get("exception"))))
