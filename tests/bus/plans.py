@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 NODES = 3
 
-Whom = Literal["newest", "first", "any", "nobody"]
-"""The newest incarnation of a node, its first one, whichever answers at its address, or an actor that is not there."""
+Whom = Literal["newest", "first", "any", "nobody", "named"]
+"""The newest incarnation of a node, its first one, whichever answers at its address, an actor that is not there, or
+whatever a name stands for."""
 
 
 class Tell(msgspec.Struct, frozen=True):
@@ -34,6 +35,7 @@ class Ask(msgspec.Struct, frozen=True):
     fails: bool = False
     leave_s: float = 0.0  # when its asker is cancelled; 0 is never
     blocking: bool = False  # its handler keeps others waiting meanwhile
+    kilobytes: int = 0  # of an array that goes with it
 
 
 class Stream(msgspec.Struct, frozen=True):

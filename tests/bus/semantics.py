@@ -138,7 +138,7 @@ class _Model:
         if once and self._handled[event.op][here] > 1:
             what = "once per incarnation" if sent.retries else "at most once"
             self.blame(what, event, f"{here} handled {sent.kind} {event.op} again")
-        if not sent.retries and self.history.orderly:
+        if (sent.named or not sent.retries) and self.history.orderly:
             if len(self._handled[event.op]) > 1:
                 lives = ", ".join(map(str, self._handled[event.op]))
                 self.blame("at most once", event, f"{sent.kind} {event.op} was handled by {lives}")
@@ -192,15 +192,15 @@ class _Model:
             self.blame("its own reply", event, f"{event.op} was to fail, and was answered")
 
     def _on_error(self, event: Ended, sent: Sent) -> None:
-        how, epoch = event.how, sent.epoch
+        how = event.how
         if how not in NAMED:
             self.blame("named errors", event, f"{event.op} ended in {how}")
         elif how == "DeadlineExceeded":
             if sent.kind == "ask" and event.at < sent.at + sent.timeout_s - self.history.slack_s:
                 self.blame("deadline", event, f"{event.op} ended before its time")
         elif how == "PeerRestarted":
-            if epoch == 0 or not any(life.epoch > epoch for life in self.up[sent.to]):
-                self.blame("true losses", event, f"{event.op}: {sent.to}/{epoch} has no successor")
+            if not self._has_successor(sent):
+                self.blame("true losses", event, f"{event.op}: {sent.to}/{sent.epoch} has no successor")
         elif how == "PeerLost":
             self._on_loss(event, sent)
         elif how == "RemoteError" and not (sent.fails and event.remote == "Deliberate"):
@@ -215,10 +215,16 @@ class _Model:
         begun = sum(self._handled[event.op].values()) > 0
         if event.how == "NotBegun" and begun:
             self.blame("not begun", event, f"{event.op} was handled all the same")
-        if event.how == "NoSuchActor" and not (sent.retries and sent.epoch == 0):
+        if event.how == "NoSuchActor" and not sent.named and not (sent.retries and sent.epoch == 0):
             self.blame("not begun", event, f"{event.op}: it is known whether it was")
         if not sent.vanished and not self.was_away(sent.to):
             self.blame("true losses", event, f"{event.op}: the actor is there")
+
+    def _has_successor(self, sent: Sent) -> bool:
+        """Who asks whichever answers is never told of one; a name may stand for an incarnation that has one."""
+        if sent.named:
+            return len(self.up[sent.to]) > 1
+        return sent.epoch != 0 and any(life.epoch > sent.epoch for life in self.up[sent.to])
 
     def _on_loss(self, event: Ended, sent: Sent) -> None:
         known = (Life(sent.to, sent.epoch) in self.down) if sent.epoch else self._gone(sent)
@@ -288,8 +294,11 @@ class _Model:
         """Whether a tell that nobody handled may be lost."""
         ends = self.ended_early(sent.life) or self._gone(sent) or sent.vanished or not self.up[sent.to]
         past = sent.epoch != 0 and any(life.epoch > sent.epoch for life in self.up[sent.to])
-        suspected = any({one.node, other.node} == {sent.life.node, sent.to} for one, other in self._lost)
-        return ends or past or suspected or sent.op in self._dropped
+        return ends or past or self.suspected(sent.life.node, sent.to) or sent.op in self._dropped
+
+    def suspected(self, one: str, other: str) -> bool:
+        """Whether either of two nodes took the other one for lost."""
+        return any({life.node, lost.node} == {one, other} for life, lost in self._lost)
 
 
 class _Watches:
@@ -321,6 +330,7 @@ class _Watches:
             "no_such_actor": watched.vanished or model.was_away(watched.to),
             "node_restarted": any(life.epoch > watched.epoch for life in lives),
             "node_lost": ended or not model.history.calm,
+            "linked": ended or model.suspected(watched.life.node, watched.to),
         }
         if not true.get(event.kind, False):
             model.blame("true losses", event, f"watch {event.watch} of {watched.to}/{watched.epoch}: {event.kind}")

@@ -8,10 +8,12 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
-from actors.core import Actor, Node, Ref, handler
+from actors.core import Actor, Named, Node, Ref, handler
 from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.watching import Down as DownMessage
+from actors.core.watching import Monitor
 from bus.message import BusError, Lane, NodeAddress, NoSuchActor, Overloaded, RemoteError
 from tests.bus import plans
 from tests.bus.history import (
@@ -36,6 +38,16 @@ from tests.bus.history import (
 ACTOR = "worker"
 
 
+def public_name(node: str) -> str:
+    """Under which a node's actor is announced."""
+    return f"worker of {node}"
+
+
+def load(op: int, kilobytes: int) -> np.ndarray:
+    """What goes with a call, and can be told from what goes with others."""
+    return np.arange(op % 251, op % 251 + 128 * kilobytes, dtype=np.int64)
+
+
 class Book(Protocol):
     """A history that is being written."""
 
@@ -50,6 +62,10 @@ class Book(Protocol):
 
 class Deliberate(Exception):
     """What a handler raises that is to fail."""
+
+
+class Spoilt(Exception):
+    """An array did not arrive as it was sent."""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -75,6 +91,12 @@ class Count(msgspec.Struct, frozen=True):
     op: int
     by: Life
     items: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+    array: np.ndarray
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -110,6 +132,13 @@ class Worker(Actor):
             raise Deliberate
         return Done(message.op, self._life)
 
+    @handler
+    async def load(self, message: Load) -> Done:
+        self._handled(message.op, message.by)
+        if not np.array_equal(message.array, load(message.op, message.array.nbytes >> 10)):
+            raise Spoilt
+        return Done(message.op, self._life)
+
     @handler(concurrent=True)
     async def slow_work(self, message: SlowWork) -> Done:
         self._handled(message.op, message.by)
@@ -137,6 +166,7 @@ class Caller:
         self.life = Life(node.address.name, node.address.epoch)
         self.ref = Ref(node.address, ACTOR)
         self.calls: list[asyncio.Task[None]] = []
+        self._monitors: dict[int, Monitor] = {}
         self._book = book
         self._note_losses()
         self._note_refusals()
@@ -169,17 +199,18 @@ class Caller:
         setattr(self.node, "dead_letter", noted)  # noqa: B010 (mypy: to assign it is no method)
 
     def call(self, step: plans.Tell | plans.Ask | plans.Stream | plans.Monitor, target: NodeAddress) -> None:
-        if step.whom == "any":
+        if step.whom in ("any", "named"):
             target = msgspec.structs.replace(target, epoch=0)
         to = Ref(target, "nobody" if step.whom == "nobody" else ACTOR)
+        named = Named(public_name(target.name)) if step.whom == "named" else None
         match step:
             case plans.Tell():
                 for _ in range(step.count):
-                    self.tell(to, step)
+                    self.tell(to, step, named)
             case plans.Ask():
-                self.calls.append(asyncio.create_task(self.ask(to, step)))
+                self.calls.append(asyncio.create_task(self.ask(to, step, named)))
             case plans.Stream():
-                self.calls.append(asyncio.create_task(self.stream(to, step)))
+                self.calls.append(asyncio.create_task(self.stream(to, step, named)))
             case plans.Monitor():
                 self.calls.append(asyncio.create_task(self.monitor(to, step)))
 
@@ -200,14 +231,14 @@ class Caller:
         )
         return op
 
-    def tell(self, to: Ref, step: plans.Tell) -> None:
-        op = self._sent(to, "tell", step.lane)
+    def tell(self, to: Ref, step: plans.Tell, named: Named | None) -> None:
+        op = self._sent(to, "tell", step.lane, named=named is not None, in_turn=named is None)
         before = self.node.counters["dead_letters"]
-        self.node.tell(to, Note(op, self.life), lane=Lane(step.lane))
+        self.node.tell(named or to, Note(op, self.life), lane=Lane(step.lane))
         if self.node.counters["dead_letters"] > before:
             self._book.write(Dropped(at=self._book.now(), life=self.life, op=op))
 
-    async def ask(self, to: Ref, step: plans.Ask) -> None:
+    async def ask(self, to: Ref, step: plans.Ask, named: Named | None) -> None:
         slow = step.delay_s > 0 and not step.blocking
         op = self._sent(
             to,
@@ -217,11 +248,13 @@ class Caller:
             timeout_s=step.timeout_s,
             fails=step.fails,
             late=step.delay_s >= step.timeout_s,
-            in_turn=not slow,
+            in_turn=not slow and named is None,
+            named=named is not None,
         )
-        life, fails = self.life, step.fails
-        message = SlowWork(op, life, fails, step.delay_s) if slow else Work(op, life, fails, step.delay_s)
-        asking = self.node.ask(to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane))
+        message = self._request(op, step, slow=slow)
+        asking = self.node.ask(
+            named or to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane)
+        )
         try:
             async with asyncio.timeout(step.leave_s or None):
                 done = await asking
@@ -232,10 +265,17 @@ class Caller:
         else:
             self._ended(op, "reply", answered=done.life, about=done.op)
 
-    async def stream(self, to: Ref, step: plans.Stream) -> None:
-        op = self._sent(to, "stream", step.lane, timeout_s=step.timeout_s, items=step.items, in_turn=False)
+    def _request(self, op: int, step: plans.Ask, *, slow: bool) -> msgspec.Struct:
+        if step.kilobytes:
+            return Load(op, self.life, load(op, step.kilobytes))
+        return (SlowWork if slow else Work)(op, self.life, step.fails, step.delay_s)
+
+    async def stream(self, to: Ref, step: plans.Stream, named: Named | None) -> None:
+        op = self._sent(
+            to, "stream", step.lane, timeout_s=step.timeout_s, items=step.items, in_turn=False, named=named is not None
+        )
         message = Count(op, self.life, step.items)
-        items = self.node.stream(to, message, Item, timeout_s=step.timeout_s, lane=Lane(step.lane))
+        items = self.node.stream(named or to, message, Item, timeout_s=step.timeout_s, lane=Lane(step.lane))
         how = "end"
         try:
             async with aclosing(items):
@@ -259,13 +299,25 @@ class Caller:
         self._book.write(Watched(at=now(), life=self.life, watch=watch, to=node.name, epoch=node.epoch, vanished=gone))
 
         def told(down: DownMessage) -> None:
+            self._monitors.pop(watch, None)
             self._book.write(Told(at=now(), life=self.life, watch=watch, kind=down.kind))
 
-        monitor = self.node.monitor(to, told)
+        self._monitors[watch] = self.node.monitor(to, told)
         if step.leave_s:
             await asyncio.sleep(step.leave_s)
-            self._book.write(Unwatched(at=now(), life=self.life, watch=watch))
+            self._unwatch(watch)
+
+    def _unwatch(self, watch: int) -> None:
+        self._book.write(Unwatched(at=self._book.now(), life=self.life, watch=watch))
+        monitor = self._monitors.pop(watch, None)
+        if monitor is not None:
             monitor.cancel()
+
+    def let_go(self) -> None:
+        """Of whatever it still watches, and of the calls that are over."""
+        for watch in list(self._monitors):
+            self._unwatch(watch)
+        self.calls.clear()
 
     def _failed(self, op: int, error: BusError) -> None:
         self._ended(op, type(error).__name__, remote=error.kind if isinstance(error, RemoteError) else "")
@@ -276,6 +328,9 @@ class Caller:
     def left_over(self) -> list[str]:
         """What a closed node has not let go of, and calls that raised what they should not."""
         unfinished = self.node.describe()["unfinished"].items()
-        left = [f"{self.life}: {count} {what}" for what, count in unfinished if count]
+        return [f"{self.life}: {count} {what}" for what, count in unfinished if count] + self.failures()
+
+    def failures(self) -> list[str]:
+        """Calls that raised what they should not."""
         errors = [task.exception() for task in self.calls if task.done() and not task.cancelled()]
-        return left + [f"{self.life}: a call raised {error!r}" for error in errors if error is not None]
+        return [f"{self.life}: a call raised {error!r}" for error in errors if error is not None]

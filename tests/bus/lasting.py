@@ -1,0 +1,111 @@
+"""A node that lives through history after history, and says after each what it holds.
+
+    python -m tests.bus.lasting '<Settings as JSON>'
+
+Its directory has a folder for each history (``0``, ``1``, ...), in which it takes part as ``tests.bus.life`` does, but
+for its end; it closes when there is a file ``end``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import time
+from pathlib import Path
+
+import msgspec
+
+from actors.core import Node
+from tests.bus.dealings import FolderDirectory, Pairs, publish
+from tests.bus.history import Staffed, Up
+from tests.bus.life import NAMES, FileBook, Settings, Share, appears, begin
+from tests.bus.workers import Caller, public_name
+
+REST_S = 1.0
+"""From the end of the others to the count of what is held: what they were waiting for ends."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a node has at rest."""
+
+    tasks: int
+    unfinished: int  # asks, and streams at either end
+    answers: int  # recorded, in case that they are asked for again
+    watches: int
+    connections: int
+    actors: int
+    timers: int  # of the event loop
+    objects: int  # that the garbage collector knows, after a collection
+
+
+class Lasting:
+    """See the module docstring."""
+
+    def __init__(self, settings: Settings, node: Node, book: FileBook) -> None:
+        self._settings = settings
+        self._node = node
+        self._book = book
+        self._pairs = Pairs(book, node)
+        self._caller = Caller(book, node)
+
+    async def live(self) -> None:
+        await self._caller.staff()
+        await self._node.announce(public_name(self._settings.name), self._caller.ref)
+        town = Path(self._settings.directory)
+        for number in itertools.count():
+            while not (town / str(number) / "open").exists():
+                if (town / "end").exists():
+                    return
+                await asyncio.sleep(0.05)
+            await self._take_part(town / str(number))
+
+    async def _take_part(self, directory: Path) -> None:
+        name, book, caller = self._settings.name, self._book, self._caller
+        book.turn(directory / f"{name}.events")
+        now = book.now()
+        book.write(Up(at=now, life=caller.life))
+        book.write(Staffed(at=now, life=caller.life))
+        settings = msgspec.structs.replace(
+            self._settings, directory=str(directory), seed=self._settings.seed + int(directory.name)
+        )
+        wrong = await Share(settings, caller, book, self._pairs).take()
+        await appears(directory, "over")
+        wrong += caller.failures()
+        caller.let_go()
+        await asyncio.sleep(REST_S)
+        held = self._held()
+        if held.unfinished:
+            wrong.append(f"{caller.life}: {held.unfinished} asks or streams have not ended")
+        publish(directory / f"{name}.held", held)
+        publish(directory / f"{name}.left", wrong + self._pairs.left_over())
+
+    def _held(self) -> Held:
+        gc.collect()
+        node = self._node.description()
+        answers = node.unfinished["answers"]
+        return Held(
+            tasks=len(asyncio.all_tasks()),
+            unfinished=sum(node.unfinished.values()) - answers,
+            answers=answers,
+            watches=node.watches,
+            connections=len(getattr(self._node._transport, "_ways", ())),
+            actors=len(node.actors),
+            timers=len(getattr(asyncio.get_running_loop(), "_scheduled", ())),
+            objects=len(gc.get_objects()),
+        )
+
+
+async def dwell(settings: Settings) -> None:
+    town, epoch = Path(settings.directory), time.monotonic_ns()
+    book = FileBook(town / f"{settings.name}.events", first_op=epoch)
+    async with Node(settings.name, epoch=epoch, directory=FolderDirectory(town / NAMES)) as node:
+        await Lasting(settings, node, book).live()
+
+
+def main() -> None:
+    asyncio.run(dwell(begin()))
+
+
+if __name__ == "__main__":
+    main()
