@@ -49,7 +49,7 @@ STOPS_S = [0.3, 1.0, 3.0]
 LASTING_STOPS_S = [0.3, 0.7]
 """Too short for a lasting node to be taken for lost: nobody would ever speak to it again."""
 
-UNITS = {"tasks": "tasks", "objects": "objects"}
+UNITS = {"tasks": "tasks", "objects": "objects", "blocks": "objects", "heap_mb": "MB"}
 """Of what a node says of itself; all else are entries."""
 
 
@@ -190,7 +190,7 @@ class Hour:
         latest = {name: series.values[-1] for name, series in self.outcome.series.items()}
         nodes = " | ".join(
             f"{name} {latest[f'{name} anonymous']:.1f} MB, {latest[f'{name} descriptors']:.0f} descriptors, "
-            f"{latest[f'{name} tasks']:.0f} tasks"
+            f"{latest[f'{name} tasks']:.0f} tasks, {latest[f'{name} blocks']:.0f} blocks"
             for name in LASTING
         )
         minutes = (time.monotonic() - self._begun_at) / 60

@@ -9,8 +9,10 @@ for its end; it closes when there is a file ``end``.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import itertools
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +39,30 @@ class Held(msgspec.Struct, frozen=True):
     actors: int
     timers: int  # of the event loop
     objects: int  # that the garbage collector knows, after a collection
+    blocks: int  # of memory in use by Python objects
+    heap_mb: float  # in use by whatever calls malloc, libzmq for one; what is free of it belongs to the process, too
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [
+        ("first", ctypes.c_size_t * 4),
+        ("hblkhd", ctypes.c_size_t),  # mapped for large ones
+        ("between", ctypes.c_size_t * 2),
+        ("uordblks", ctypes.c_size_t),  # given out of the arenas
+        ("last", ctypes.c_size_t * 2),
+    ]
+
+
+def heap_mb() -> float:
+    """What malloc has given out, in all its arenas and beside them; 0 without glibc."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return 0.0
+    mallinfo2.restype = _MallInfo
+    found = mallinfo2()
+    return float(found.uordblks + found.hblkhd) / 2**20
 
 
 class Lasting:
@@ -91,8 +117,10 @@ class Lasting:
             watches=node.watches,
             connections=len(getattr(self._node._transport, "_ways", ())),
             actors=len(node.actors),
-            timers=len(getattr(asyncio.get_running_loop(), "_scheduled", ())),
+            timers=sum(not timer.cancelled() for timer in getattr(asyncio.get_running_loop(), "_scheduled", ())),
             objects=len(gc.get_objects()),
+            blocks=sys.getallocatedblocks(),
+            heap_mb=heap_mb(),
         )
 
 
