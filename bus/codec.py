@@ -2,13 +2,14 @@
 
 Invariant: ``decode(encode(x)) == x`` for structs of the declared type, and no input, however malformed, does anything
 but return a value of that type or raise ``DecodeError``. Array dtypes are limited to plain numbers, little-endian on
-the wire; other layouts of bits (bfloat16, float8) travel as unsigned integers of their size.
+the wire. Other types with their elements in one piece of memory travel the same way once ``extend`` knows them, as
+torch's tensors do (``actors.tensors``); in NumPy, bfloat16 and float8 are unsigned integers of their size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,27 @@ MAX_BODY_BYTES = 1 << 28
 """Of what travels besides large arrays: decoded, it takes many times its size."""
 
 _CODES = frozenset(["|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"])
+
+
+class Extension(Protocol):
+    """How values of one more type travel: as a code for the kind of element, a shape, and the elements' bytes."""
+
+    def flatten(self, value: Any) -> tuple[str, list[int], np.ndarray]:
+        """Code, shape, and the bytes in a flat array, not copied where they lie in order already. Raises ``TypeError``
+        for what cannot travel."""
+
+    def restore(self, code: str, shape: list[int], data: Frame) -> Any:
+        """The value, in the memory of ``data`` where that is writable and so this message's own. Raises ``ValueError``
+        or ``LookupError`` for what is malformed; each of ``shape`` is an integer from 0 on."""
+
+
+_extensions: dict[type, Extension] = {}
+
+
+def extend(type_: type, extension: Extension) -> None:
+    """Let values of a type, and of those derived from it, travel in messages; they arrive as that type, where it is
+    declared."""
+    _extensions[type_] = extension
 
 
 class Encoder:
@@ -52,17 +74,30 @@ class Encoder:
             self._frames = []
 
     def _array(self, value: Any) -> Any:
-        if not isinstance(value, np.ndarray):
-            raise TypeError(f"cannot put a {type(value).__name__} in a message")
-        code = value.dtype.newbyteorder("<").str
-        if code not in _CODES:
-            raise TypeError(f"cannot put an array of {value.dtype} in a message: only plain numbers travel")
-        shape = list(value.shape)
-        flat = np.ascontiguousarray(value, dtype=code).reshape(-1)
+        if isinstance(value, np.ndarray):
+            code, shape, flat = _flatten(value)
+        else:
+            code, shape, flat = _extension_for(value).flatten(value)
         if flat.nbytes <= INLINE_BYTES:
             return [code, shape, flat.tobytes()]
         self._frames.append(flat.data.cast("B"))
         return [code, shape, len(self._frames) - 1]
+
+
+def _flatten(array: np.ndarray) -> tuple[str, list[int], np.ndarray]:
+    code = array.dtype.newbyteorder("<").str
+    if code not in _CODES:
+        raise TypeError(f"cannot put an array of {array.dtype} in a message: only plain numbers travel")
+    return code, list(array.shape), np.ascontiguousarray(array, dtype=code).reshape(-1)
+
+
+def _extension_for(value: Any) -> Extension:
+    type_ = type(value)
+    for kind in type_.__mro__:
+        if kind in _extensions:
+            return _extensions[kind]
+    hint = ": import actors.tensors, and it travels" if type_.__module__.partition(".")[0] == "torch" else ""
+    raise TypeError(f"cannot put a {type_.__name__} in a message{hint}")
 
 
 class Decoder(Generic[T]):
@@ -74,7 +109,8 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(type_, dec_hook=self._array)
 
     def decode(self, frames: Sequence[Frame]) -> T:
-        """Arrays are read-only views of their frames. Raises ``DecodeError``."""
+        """Arrays are read-only views of their frames; what ``extend`` has added may be writable ones. Raises
+        ``DecodeError``."""
         if frames and len(frames[0]) > MAX_BODY_BYTES:
             raise DecodeError(f"malformed message body: {len(frames[0])} bytes, expected at most {MAX_BODY_BYTES}")
         self._frames = frames[1:]
@@ -86,17 +122,22 @@ class Decoder(Generic[T]):
             self._frames = ()
 
     def _array(self, type_: type[Any], value: Any) -> Any:
-        if type_ is not np.ndarray:
+        extension = _extensions.get(type_)
+        if type_ is not np.ndarray and extension is None:
             raise TypeError(f"messages hold no {type_}")
         code, shape, data = value
-        if not (isinstance(code, str) and code in _CODES):
-            raise ValueError("array of a type that does not travel")
+        if not isinstance(code, str):
+            raise ValueError("array of no type")
         if not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
             raise ValueError("array with a malformed shape")
         if type(data) is int:
             if not 0 <= data < len(self._frames):
                 raise ValueError(f"array frame {data} of {len(self._frames)}")
             data = self._frames[data]
+        if extension is not None:
+            return extension.restore(code, shape, data)
+        if code not in _CODES:
+            raise ValueError("array of a type that does not travel")
         return np.frombuffer(memoryview(data).toreadonly(), dtype=code).reshape(shape)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from actors.core import Actor, Node, Ref, handler
+from actors.tensors import Tensor
 from bus.codec import Decoder, Encoder
 from bus.message import BusError, Failure, Header, Kind, Lane, NodeAddress
 from bus.packing import PACKED_FRAMES, packed, unpacked
@@ -33,6 +35,7 @@ class Order(msgspec.Struct):
     parts: list[Part]
     data: np.ndarray
     note: str | None = None
+    weights: Tensor | None = None
 
 
 class Stream(msgspec.Struct):
@@ -60,6 +63,7 @@ class Strict(Actor):
             and type(message.data) is np.ndarray
             and message.data.dtype.kind in "biuf"
             and (message.note is None or type(message.note) is str)
+            and (message.weights is None or _is_tensor(message.weights))
         )
         if not fits:
             self.wrong.append(message)
@@ -72,6 +76,13 @@ class Strict(Actor):
         yield Reply("item")
 
 
+def _is_tensor(found: Any) -> bool:
+    """Of a type that travels, and all of its elements are there."""
+    if type(found) is not torch.Tensor or found.dtype.is_complex:
+        return False
+    return found.is_contiguous() and found.untyped_storage().nbytes() == found.nbytes
+
+
 def header(kind: Kind, type_: str, sender: NodeAddress) -> Header:
     return Header(kind=kind, to="strict", sender=sender, to_epoch=2, id=7, type=type_, budget_s=1.0, oldest=1)
 
@@ -81,9 +92,11 @@ def bodies() -> list[tuple[Kind, str, list[bytes]]]:
     encode = Encoder().encode
     small = Order(1, [Part("bolt", 0.5), Part("nut", 0.25)], np.arange(6, dtype=np.int32).reshape(2, 3), "soon")
     large = Order(2, [], np.zeros(3000, np.float32))
+    bits = Order(3, [], np.zeros(1), weights=torch.ones(2, 3, dtype=torch.bfloat16))
+    many = Order(4, [], np.zeros(1), weights=torch.ones(50, 60).to(torch.float8_e4m3fn))
     known: dict[Kind, list[Any]] = {
-        Kind.TELL: [small, large],
-        Kind.ASK: [small, large],
+        Kind.TELL: [small, large, bits, many],
+        Kind.ASK: [small, large, bits, many],
         Kind.STREAM: [Stream(3)],
         Kind.REPLY: [Reply("x")],
         Kind.ITEM: [Reply("x")],
@@ -131,6 +144,8 @@ def swap_value(rng: random.Random, frame: bytes) -> bytes:
         [[[]]],
         ["|O", [1], b"12345678"],
         ["<f4", [2**62], b"1234"],
+        ["bfloat16", [2], b"1234"],
+        ["|b1", [4], b"1234"],
     ]
     return msgspec.msgpack.encode(_replace_one(rng, value, rng.choice(odd)))
 
