@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-import bus.answering
-from bus.answering import Request
+from bus.answering import LEAST_PATIENCE_S, Request
 from bus.asking import WINDOW
 from bus.codec import Decoder
 from bus.message import DeadlineExceeded, DecodeError, Failure, Kind, Overloaded, PeerLost, RemoteError
+from bus.virtual_time import run as run_in_virtual_time
 from tests.bus.hands import Hand, carry, settle
 
 
@@ -229,27 +229,34 @@ async def test_items_of_another_type_end_the_stream() -> None:
         await first
 
 
-async def test_the_wait_for_an_item_has_a_deadline() -> None:
-    a, b = Hand("a"), Hand("b")
-    deadline = r"a waited for Count stream from counter@b \(version 3\): no item within 0.01 s, after 0"
-    with pytest.raises(DeadlineExceeded, match=deadline):
-        await anext(numbers(a, b, 1, timeout_s=0.01, about="version 3"))
+def test_the_wait_for_an_item_has_a_deadline() -> None:
+    async def wait() -> None:
+        a, b = Hand("a"), Hand("b")
+        deadline = r"a waited for Count stream from counter@b \(version 3\): no item within 10 s, after 0"
+        with pytest.raises(DeadlineExceeded, match=deadline):
+            await anext(numbers(a, b, 1, about="version 3"))
+        assert asyncio.get_running_loop().time() == 10.0
+
+    run_in_virtual_time(wait())
 
 
-async def test_the_wait_for_credit_has_a_deadline_that_names_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus.answering, "LEAST_PATIENCE_S", 0.01)
-    counting = Counting()
-    a, b = Hand("a"), Hand("b", serve=counting)
-    async with aclosing(numbers(a, b, 1000, timeout_s=0.01)) as stream:
-        first = asyncio.create_task(anext(stream))
-        await exchange(a, b)
-        await first
-        assert counting.task is not None
-        await counting.task
-        carry(b, a)
-        assert b.courier.counters == {"streams_abandoned": 1}
-        with pytest.raises(DeadlineExceeded, match=r"b waited for a to read on: no credit within 0.01 s"):
-            await collect(stream)
+def test_the_wait_for_credit_has_a_deadline_that_names_the_reader() -> None:
+    async def wait() -> None:
+        counting = Counting()
+        a, b = Hand("a"), Hand("b", serve=counting)
+        async with aclosing(numbers(a, b, 1000, timeout_s=2 * LEAST_PATIENCE_S)) as stream:
+            first = asyncio.create_task(anext(stream))
+            await exchange(a, b)
+            await first
+            assert counting.task is not None
+            await counting.task
+            assert asyncio.get_running_loop().time() == 2 * LEAST_PATIENCE_S
+            carry(b, a)
+            assert b.courier.counters == {"streams_abandoned": 1}
+            with pytest.raises(DeadlineExceeded, match=r"b waited for a to read on: no credit within \d+ s"):
+                await collect(stream)
+
+    run_in_virtual_time(wait())
 
 
 async def test_a_lost_sender_ends_the_stream() -> None:
