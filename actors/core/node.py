@@ -24,6 +24,7 @@ from actors.core.liveness import Liveness
 from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.metrics import DescribeNode, Description
 from actors.core.names import Names
+from actors.core.objects import Keeper, Objects
 from actors.core.offers import Offers, SpawnActor, Spawned
 from actors.core.ref import Ref
 from actors.core.restarts import NEVER, Restarts
@@ -33,6 +34,8 @@ from bus.message import (
     BusError,
     NodeAddress,
 )
+from bus.objects import ObjectStore
+from bus.objects.memory import PrivateMemory
 from bus.security import ClusterKey
 from bus.transport import Transport
 from bus.zeromq import ZeroMQTransport
@@ -47,7 +50,7 @@ WITHDRAW_S = 5.0
 """How long the end of a node, or of an actor with a name, waits for the directory."""
 
 
-class Node(Exchange):
+class Node(Exchange, Keeper):
     """Create inside a running event loop; use as ``async with Node("name") as node``."""
 
     def __init__(
@@ -61,14 +64,19 @@ class Node(Exchange):
         transport: Transport | None = None,
         bounds: Bounds | None = None,
         directory: Directory | None = None,
+        objects: ObjectStore | None = None,
     ) -> None:
         """``epoch`` grows from one incarnation of a name to the next; the default is the time of day. ``bounds``: of
-        what each peer may put on this node. ``directory``: where names are announced and looked up."""
+        what each peer may put on this node. ``directory``: where names are announced and looked up. ``objects``: where
+        what is put here goes; by default into memory shared with this machine's processes (none with a ``transport``
+        that is given)."""
         epoch = time.time_ns() if epoch is None else epoch
         self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
         super().__init__(self._transport, self._gone, bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
+        store = objects or ObjectStore(memory=PrivateMemory() if transport is not None else None)
+        self._objects = Objects(self, store, self._liveness, self._decoder)
         self._names = Names(self, directory)
         self._announced: dict[str, Ref] = {}
         self._offers = Offers(name)
@@ -122,7 +130,7 @@ class Node(Exchange):
         cell = Cell(
             self,
             ref,
-            lambda: NodeActor(self.watches, self._spawn_offered, self.description),
+            lambda: NodeActor(self.watches, self._spawn_offered, self.description, self._objects.lender),
             bound=MAILBOX_BOUND,
             restarts=NEVER,
             supervised=False,
@@ -252,6 +260,7 @@ class Node(Exchange):
 
     def _gone(self, name: str, epoch: int, why: str, *, restarted: bool) -> None:
         """The node actor hears of it behind what that node had told it before: how its actors ended."""
+        self._objects.gone(name, epoch, why)
         gone = NodeGone(name, epoch, why, restarted)
         cell = self._cells.get(NODE_ACTOR)
         if cell is None:
@@ -268,11 +277,14 @@ class Node(Exchange):
         return Description(
             node=self.address.name,
             address=self.address,
-            counters=dict(self.counters + self._courier.counters + self._transport.counters),
+            counters=dict(
+                self.counters + self._courier.counters + self._transport.counters + self._objects.store.counters
+            ),
             unfinished=self._courier.unfinished(),
             watches=len(self.watches),
             actors={name: cell.describe() for name, cell in self._cells.items() if name != NODE_ACTOR},
             dead_letters=self.dead_letters(),
+            objects=self._objects.describe(),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -305,4 +317,5 @@ class Node(Exchange):
             if stuck:
                 log.error("node %s: %d background tasks do not end", self.address.name, len(stuck))
                 break
+        await self._objects.close()
         self._courier.close()
