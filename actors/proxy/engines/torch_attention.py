@@ -37,6 +37,7 @@ class KvStore:
         layers = int(config.num_hidden_layers)
         self._all = _zeroed((layers, 2, slots, self.heads, max_len, self.head_dim), dtype, device)
         self.layers = [layer.flatten(0, 1) for layer in self._all]
+        self.vectors = [layer.view(-1, self.head_dim) for layer in self.layers]
         self._used = np.zeros(slots, dtype=np.int64)  # tokens of each slot that were ever written
 
     def reset(self) -> None:
@@ -60,6 +61,7 @@ class KvStore:
         self._all = torch.empty(0)
         self._used[:] = 0
         self.layers = []
+        self.vectors = []
 
 
 def _zeroed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -95,6 +97,7 @@ class RowWork:
 @dataclass
 class _Group:
     both: torch.Tensor  # int64 [2 * b]; where the rows' keys are in the store, then their values
+    first: int | None  # the first of the rows' slots where they follow each other in the store
     length: int  # longest used length in the group
     gather: torch.Tensor | None  # int64 [b * T] packed index of each padded place; None where they coincide
     scatter: torch.Tensor | None  # int64 [n] padded place of each of the group's packed tokens
@@ -103,25 +106,47 @@ class _Group:
     width: int  # T
     positions: torch.Tensor  # int64 [b, T]; position of each query, 0 in the padding (so that it sees something)
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    views: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def advance(self) -> None:
+        """Each row's one token becomes the next one."""
+        self.length += 1
+        self.positions += 1
+        self.masks.clear()
 
     def mask(self, window: int | None, dtype: torch.dtype, heads: int, repeats: int) -> torch.Tensor:
-        """Additive mask ``[b, heads, repeats * T, length]``, made once a step and kind of layer."""
+        """Additive mask ``[b * heads, repeats * T, length]``, or one that spreads to it; made once a step and kind of
+        layer."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             hidden = keys > self.positions[..., None]
             if window is not None:
                 hidden |= keys <= self.positions[..., None] - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self.masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None].repeat(1, heads, repeats, 1)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            times = 1 if self.width == 1 else repeats
+            self.masks[window] = mask[:, None].repeat(1, heads, times, 1).flatten(0, 1)
         return self.masks[window]
+
+    def stored(self, layer: int, store: KvStore) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values ``[b * kv_heads, length, D]`` of the rows: where they lie together, as they lie."""
+        if self.first is None:
+            both = store.layers[layer][:, :, : self.length].index_select(0, self.both).flatten(0, 1)
+            return both[: len(both) // 2], both[len(both) // 2 :]
+        if layer not in self.views:
+            span = slice(self.first, self.first + self.rows)
+            keys, values = (half[span].flatten(0, 1) for half in store.layers[layer].chunk(2))
+            self.views[layer] = keys, values
+        keys, values = self.views[layer]
+        return keys.narrow(1, 0, self.length), values.narrow(1, 0, self.length)
 
 
 class StepPlan:
-    """Where each token of a packed batch lies and what it attends to. Rows are reordered: see ``order``."""
+    """Where each token of a packed batch lies and what it attends to. Rows are reordered: see ``order``. Where each row
+    has one token, ``advance`` makes the plan of the next."""
 
     def __init__(self, rows: list[RowWork], store: KvStore, device: torch.device) -> None:
         self.store = store
-        self.order = sorted(range(len(rows)), key=lambda index: _bucket(rows[index]))
+        self.order = sorted(range(len(rows)), key=lambda index: (*_bucket(rows[index]), rows[index].slot))
         ordered = [rows[index] for index in self.order]
         counts = np.array([len(row.tokens) for row in ordered])
         starts = np.array([row.start for row in ordered])
@@ -133,6 +158,7 @@ class StepPlan:
         heads = np.arange(store.heads)
         slot_of = np.repeat(slots, counts)[:, None, None] + np.array([[[0], [store.slots]]])  # of keys, of values
         places = (slot_of * store.heads + heads) * store.max_len + positions[:, None, None]
+        self.slots, self._ends, self._widest = slots, starts + counts, int(counts.max())
         self._device = device
         self.tokens = self._tensor(np.concatenate([row.tokens for row in ordered]))
         self.positions = self._tensor(positions)
@@ -144,6 +170,21 @@ class StepPlan:
             if index == len(ordered) or _bucket(ordered[index]) != _bucket(ordered[first]):
                 self._groups.append(self._group(slice(first, index), slots, starts, counts, offsets))
                 first = index
+
+    def advance(self, tokens: np.ndarray) -> bool:
+        """Each row's next token (int32 [B], rows as in ``order``). False where that takes a new plan: a row that had
+        several tokens, or that grows out of its group."""
+        room = np.searchsorted(LENGTH_BUCKETS, self._ends)
+        if self._widest > 1 or (room != np.searchsorted(LENGTH_BUCKETS, self._ends + 1)).any():
+            return False
+        self._ends += 1
+        self.store.written(self.slots, self._ends)
+        self.tokens.copy_(torch.from_numpy(tokens))
+        self.positions += 1
+        self._places += 1  # positions follow each other within a slot
+        for group in self._groups:
+            group.advance()
+        return True
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
@@ -159,6 +200,7 @@ class StepPlan:
         padded = not bool(real.all())
         return _Group(
             both=self._tensor(np.concatenate((slots, slots + self.store.slots))),
+            first=int(slots[0]) if (np.diff(slots) == 1).all() else None,
             length=int((starts + counts).max()),
             gather=self._tensor(gather.reshape(-1)) if padded else None,
             scatter=self._tensor(np.flatnonzero(real)) if padded else None,
@@ -179,7 +221,7 @@ class StepPlan:
     ) -> torch.Tensor:
         """``query`` [N, heads, D], ``new`` [N, 2, kv_heads, D] (keys, values) -> [N, heads, D]."""
         size = self.store.head_dim
-        self.store.layers[layer].view(-1, size).index_copy_(0, self._places, new.reshape(-1, size))
+        self.store.vectors[layer].index_copy_(0, self._places, new.reshape(-1, size))
         if len(self._groups) == 1 and self._groups[0].gather is None:
             return self._attend(self._groups[0], layer, query, scale, window)
         result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -195,16 +237,15 @@ class StepPlan:
         store, rows, width = self.store, group.rows, group.width
         heads, size = query.shape[1:]
         kv_heads, repeats = store.heads, heads // store.heads
-        both = store.layers[layer][:, :, : group.length].index_select(0, group.both)
+        keys, values = group.stored(layer, store)
         if width == 1 and query.dtype == torch.float32 and query.device.type == "cpu":
             # One token a row: there the fused kernel costs more than its parts.
-            keys, values = both.view(2, rows * kv_heads, group.length, size)
-            mask = group.mask(window, query.dtype, kv_heads, repeats).view(rows * kv_heads, repeats, group.length)
+            mask = group.mask(window, query.dtype, kv_heads, repeats)
             queries = query.reshape(rows * kv_heads, repeats, size)
             scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
             return torch.bmm(scores.softmax(-1), values).view(rows, heads, size)
-        keys, values = both.chunk(2)
-        mask = group.mask(window, query.dtype, 1, repeats)
+        keys, values = (part.view(rows, kv_heads, group.length, size) for part in (keys, values))
+        mask = group.mask(window, query.dtype, 1, repeats)[:, None]
         part = query.reshape(rows, width, kv_heads, repeats, size).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             part.reshape(rows, kv_heads, repeats * width, size), keys, values, attn_mask=mask, scale=scale

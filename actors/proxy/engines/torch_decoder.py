@@ -20,17 +20,21 @@ from torch import nn
 from actors.proxy.engines.torch_attention import StepPlan
 
 Forward = Callable[[StepPlan, torch.Tensor], torch.Tensor]
-"""A plan and packed places int64 [K] -> logits [K, V] at those places; fills the plan's slots."""
+"""A plan and packed places int64 [K], ascending -> logits [K, V] at those places; fills the plan's slots."""
 
 KNOWN = ("llama", "qwen2", "qwen3")
 
 
-def forward_of(model: Any) -> Forward:
+FIXED_ANGLES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose angles depend on the position alone; those of others also on how long a row is."""
+
+
+def forward_of(model: Any, max_model_len: int) -> Forward:
     """The fastest forward pass there is for a transformers causal language model; ``attend`` is its attention."""
     config = model.config
     plain = config.hidden_act == "silu" if config.model_type in KNOWN else False
     # In other precisions the order of rounding would differ from what the trainer's modules do.
-    return Decoder(model) if plain and model.dtype == torch.float32 else Modules(model)
+    return Decoder(model, max_model_len) if plain and model.dtype == torch.float32 else Modules(model)
 
 
 class Modules:
@@ -55,20 +59,44 @@ class Decoder:
     """The known structures, by their weights. Matrices with the same input become one, whose rows the model's own
     parameters are from then on."""
 
-    def __init__(self, model: Any) -> None:
-        self._base = model.model
+    def __init__(self, model: Any, max_model_len: int) -> None:
+        self._embedding: torch.Tensor = model.model.embed_tokens.weight
         self._head: torch.Tensor = model.lm_head.weight
         self._layers = [_Layer(index, layer) for index, layer in enumerate(model.model.layers)]
         self._norm = _Norm(model.model.norm)
+        self._rotary = _Rotary(model.model.rotary_emb, self._embedding, max_model_len)
 
     def __call__(self, plan: StepPlan, keep: torch.Tensor) -> torch.Tensor:
-        hidden = F.embedding(plan.tokens, self._base.embed_tokens.weight)
-        cosine, sine = (angle[0, :, None] for angle in self._base.rotary_emb(hidden, plan.positions[None]))
-        half = sine.shape[-1] // 2
-        turning = torch.cat((-sine[..., :half], sine[..., half:]), -1)  # for [b, a] instead of [-b, a]
+        hidden = F.embedding(plan.tokens, self._embedding)
+        cosine, turning = self._rotary(plan.positions)
         for layer in self._layers:
-            hidden = layer(hidden, cosine, turning, plan)
-        return F.linear(self._norm(hidden.index_select(0, keep)), self._head)
+            layer(hidden, cosine, turning, plan)
+        if len(keep) < len(hidden):
+            hidden = hidden.index_select(0, keep)
+        return F.linear(self._norm(hidden), self._head)
+
+
+class _Rotary:
+    """Cosines and sines of positions. They are looked up where a position's never change: the module computes them with
+    a dozen small operations."""
+
+    def __init__(self, module: Any, like: torch.Tensor, max_model_len: int) -> None:
+        self._module, self._like = module, like
+        self._table: torch.Tensor | None = None
+        if module.rope_type in FIXED_ANGLES:
+            self._table = self._compute(torch.arange(max_model_len, device=like.device))
+
+    def __call__(self, positions: torch.Tensor) -> Sequence[torch.Tensor]:
+        """int64 [N] -> cosines and turning sines, each [N, 1, D]."""
+        angles = self._compute(positions) if self._table is None else self._table.index_select(0, positions)
+        return angles.unbind(1)
+
+    def _compute(self, positions: torch.Tensor) -> torch.Tensor:
+        """[N, 2, 1, D]; the sines are those of ``[b, a]`` instead of ``[-b, a]``."""
+        cosine, sine = (angle[0] for angle in self._module(self._like, positions[None]))
+        half = sine.shape[-1] // 2
+        turning = torch.cat((-sine[:, :half], sine[:, half:]), -1)
+        return torch.stack((cosine, turning), 1)[:, :, None]
 
 
 class _Layer:
@@ -85,27 +113,22 @@ class _Layer:
         self._size = int(attention.head_dim)
         self._queries = attention.q_proj.out_features // self._size
         self._keys = attention.k_proj.out_features // self._size
-        self._norms = (_Norm(attention.q_norm), _Norm(attention.k_norm)) if hasattr(attention, "q_norm") else None
+        self._norms = _HeadNorms(attention, self._queries, self._keys) if hasattr(attention, "q_norm") else None
         self._scale = float(attention.scaling)
         self._window: int | None = getattr(attention, "sliding_window", None)
 
-    def __call__(
-        self, hidden: torch.Tensor, cosine: torch.Tensor, turning: torch.Tensor, plan: StepPlan
-    ) -> torch.Tensor:
-        """``hidden`` [N, hidden size], ``cosine`` and ``turning`` [N, 1, D] -> [N, hidden size]."""
+    def __call__(self, hidden: torch.Tensor, cosine: torch.Tensor, turning: torch.Tensor, plan: StepPlan) -> None:
+        """``hidden`` [N, hidden size] becomes the next layer's; ``cosine`` and ``turning`` are [N, 1, D]."""
         count, size, queries, turned = len(hidden), self._size, self._queries, self._queries + self._keys
         states = self._project(self._before(hidden)).view(count, turned + self._keys, size)
         both = states[:, :turned]
-        if self._norms is not None:
-            of_queries, of_keys = self._norms
-            weights = torch.cat((of_queries.weight.expand(queries, size), of_keys.weight.expand(self._keys, size)))
-            both = F.rms_norm(both, (size,), None, of_queries.epsilon).mul_(weights)
-        states[:, :turned] = torch.mul(both, cosine).addcmul_(both.roll(size // 2, -1), turning)
+        plain = both if self._norms is None else self._norms(both)
+        torch.addcmul(plain * cosine, plain.roll(size // 2, -1), turning, out=both)
         new = states[:, queries:].view(count, 2, self._keys, size)
         mixed = plan.attend(self._index, states[:, :queries], new, scale=self._scale, window=self._window)
-        hidden = self._output.added(hidden, mixed.reshape(count, -1))
+        self._output.add_to(hidden, mixed.reshape(count, -1))
         gate, up = self._open(self._after(hidden)).chunk(2, -1)
-        return self._close.added(hidden, F.silu(gate).mul_(up))
+        self._close.add_to(hidden, F.silu(gate, inplace=True).mul_(up))
 
 
 class _Norm:
@@ -117,6 +140,21 @@ class _Norm:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
+
+
+class _HeadNorms:
+    """RMSNorm of each head, with one weight for the queries' and one for the keys'."""
+
+    def __init__(self, attention: Any, queries: int, keys: int) -> None:
+        parameters = [attention.q_norm.weight, attention.k_norm.weight]
+        self._weights = _joined(parameters).view(2, -1)
+        self._of_head = torch.tensor([0] * queries + [1] * keys, device=self._weights.device)
+        self._epsilon = float(attention.q_norm.variance_epsilon)
+
+    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
+        """[N, queries + keys, D]"""
+        weights = self._weights.index_select(0, self._of_head)
+        return F.rms_norm(heads, heads.shape[-1:], None, self._epsilon).mul_(weights)
 
 
 class _Linear:
@@ -138,10 +176,10 @@ class _Linear:
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         return F.linear(states, self._weight, self._bias)
 
-    def added(self, residual: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """``residual`` plus the result."""
-        total = torch.addmm(residual, states, self._transposed)
-        return total if self._bias is None else total.add_(self._bias)
+    def add_to(self, residual: torch.Tensor, states: torch.Tensor) -> None:
+        residual.addmm_(states, self._transposed)
+        if self._bias is not None:
+            residual.add_(self._bias)
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:

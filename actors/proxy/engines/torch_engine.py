@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
 from actors.proxy.engines.torch_decoder import forward_of
-from actors.proxy.engines.torch_sampling import RowSampling, Sampler
+from actors.proxy.engines.torch_sampling import Draws, RowSampling, Sampler
 from actors.proxy.engines.torch_slots import SlotTable
 from actors.proxy.engines.torch_weights import gather, policy_dtype, tensor_digest
 from actors.proxy.engines.validation import check, check_score
@@ -59,6 +59,16 @@ class _Row:
         )
 
 
+@dataclass
+class _Decoding:
+    """Every running row in its last step, where each had one token: the next step is the same, one token further."""
+
+    rows: list[_Row]  # as in the plan
+    plan: StepPlan
+    draws: Draws
+    every: torch.Tensor  # int64 [B]; the rows' places
+
+
 class TorchEngine:
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
 
@@ -83,7 +93,7 @@ class TorchEngine:
         precision = getattr(torch, dtype or policy_dtype(policy_dir))
         model = AutoModelForCausalLM.from_config(config, dtype=precision, attn_implementation=IMPLEMENTATION)
         model = model.to(self._device).eval().requires_grad_(False)
-        self._run = forward_of(model)
+        self._run = forward_of(model, max_model_len)
         self._parameters = dict(model.named_parameters())
         slot_bytes = max_model_len * kv_bytes_per_token(config, precision)
         slots = 2 * max_sequences
@@ -103,6 +113,7 @@ class TorchEngine:
         self._random = np.random.default_rng(seed)
         self._waiting: deque[tuple[GenerateRequest, int]] = deque()
         self._running: dict[str, _Row] = {}
+        self._decoding: _Decoding | None = None  # until a row joins or leaves
         self._ids: set[str] = set()
         self._version: int | None = None
 
@@ -133,6 +144,10 @@ class TorchEngine:
         if self._version is None:
             return ()
         self._admit()
+        if self._decoding is not None:
+            finished = self._decode(self._decoding, self._version)
+            if finished is not None:
+                return finished
         rows, work = self._work()
         if not rows:
             return ()
@@ -143,10 +158,35 @@ class TorchEngine:
             row.cached += len(work[plan.order[index]].tokens)
             if row.cached == row.length:
                 complete.append(index)
-        logits = self._forward(plan, plan.last[complete])
+        places = torch.from_numpy(plan.last[complete]).to(self._device)
+        logits = self._forward(plan, places)
         for row, done in zip(rows, work, strict=True):
             self._slots.extend(row.slot, done.tokens)
-        return self._sample([ordered[index] for index in complete], logits, self._version) if complete else ()
+        if not complete:
+            return ()
+        ordered = [ordered[index] for index in complete]
+        draws = self._sampler.draws(
+            [
+                RowSampling(row.request.temperature, row.request.allowed_token_ids, row.seed, len(row.logprobs))
+                for row in ordered
+            ]
+        )
+        if len(complete) == len(self._running) == len(plan.tokens):
+            self._decoding = _Decoding(ordered, plan, draws, places)
+        return self._sample(ordered, draws(logits), self._version)
+
+    def _decode(self, decoding: _Decoding, version: int) -> list[Completion] | None:
+        """The last step again, one token further; None where that takes a plan of its own."""
+        rows, plan = decoding.rows, decoding.plan
+        tokens = np.array([row.tokens[row.cached] for row in rows], dtype=np.int32)
+        if not plan.advance(tokens):
+            self._decoding = None
+            return None
+        logits = self._forward(plan, decoding.every)
+        self._slots.extend_each(plan.slots, tokens)
+        for row in rows:
+            row.cached += 1
+        return self._sample(rows, decoding.draws(logits), version)
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         self._version = None
@@ -166,7 +206,7 @@ class TorchEngine:
         for start in range(0, len(tokens) - 1, STEP_TOKENS):
             end = min(start + STEP_TOKENS, len(tokens) - 1)
             plan = StepPlan([RowWork(self._scratch, start, tokens[start:end])], self._store, self._device)
-            logprobs = self._forward(plan, np.arange(end - start)).float().log_softmax(-1)
+            logprobs = self._forward(plan, torch.arange(end - start, device=self._device)).float().log_softmax(-1)
             following = torch.from_numpy(tokens[start + 1 : end + 1].astype(np.int64)).to(self._device)
             parts.append(logprobs.gather(1, following[:, None])[:, 0].cpu().numpy())
         return np.concatenate(parts)
@@ -178,6 +218,7 @@ class TorchEngine:
         self._version = None
         self._waiting.clear()
         self._running.clear()
+        self._decoding = None
         self._ids.clear()
         self._store.release()
 
@@ -188,6 +229,7 @@ class TorchEngine:
             if place is None:
                 return
             self._waiting.popleft()
+            self._decoding = None
             length = len(request.prompt)
             tokens = np.empty(length + request.max_tokens, dtype=np.int32)
             tokens[:length] = request.prompt
@@ -229,16 +271,13 @@ class TorchEngine:
         return True
 
     @torch.inference_mode()
-    def _forward(self, plan: StepPlan, keep: np.ndarray) -> torch.Tensor:
+    def _forward(self, plan: StepPlan, keep: torch.Tensor) -> torch.Tensor:
         """Logits [len(keep), V] at those packed places; fills the slots."""
-        return self._run(plan, torch.from_numpy(keep).to(self._device))
+        return self._run(plan, keep)
 
-    def _sample(self, rows: list[_Row], logits: torch.Tensor, version: int) -> list[Completion]:
-        how = [
-            RowSampling(row.request.temperature, row.request.allowed_token_ids, row.seed, len(row.logprobs))
-            for row in rows
-        ]
-        tokens, logprobs = self._sampler(logits, how)
+    def _sample(self, rows: list[_Row], drawn: tuple[np.ndarray, np.ndarray], version: int) -> list[Completion]:
+        """Give each row its token, with its log-probability."""
+        tokens, logprobs = drawn
         finished = []
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens[row.length] = token
@@ -252,12 +291,14 @@ class TorchEngine:
         return finished
 
     def _finish(self, row: _Row, reason: FinishReason) -> Completion:
+        self._decoding = None
         del self._running[row.request.request_id]
         self._ids.discard(row.request.request_id)
         self._slots.release(row.slot, row.request.trajectory)
         return row.completion(reason)
 
     def _forget_all(self) -> None:
+        self._decoding = None
         self._store.reset()
         self._slots.invalidate()
         for row in self._running.values():

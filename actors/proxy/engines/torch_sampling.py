@@ -21,6 +21,9 @@ _INDEX_CACHE_SIZE = 1024
 _BLOCK = 256
 """Large vocabularies are searched in two steps: which block of this many tokens, then which token of it."""
 
+_AHEAD = 16
+"""Draws whose random numbers are made at once."""
+
 
 @dataclass(frozen=True)
 class RowSampling:
@@ -33,28 +36,29 @@ class RowSampling:
 
 
 class Sampler:
-    """Draws for many rows at once; rows with the same allowed set share one pass."""
+    """Prepares draws for many rows at once; rows with the same allowed set share one pass."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._indices: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
 
-    def __call__(self, logits: torch.Tensor, rows: list[RowSampling]) -> tuple[np.ndarray, np.ndarray]:
-        """``logits`` [B, V] -> token ids int32 [B] and log-probabilities float32 [B]."""
+    def draws(self, rows: list[RowSampling]) -> Draws:
+        """What draws a token for each of these rows, as often as it is called."""
         groups: dict[Allowed, list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(row.allowed, []).append(index)
-        tokens = np.empty(len(rows), dtype=np.int32)
-        logprobs = np.empty(len(rows), dtype=np.float32)
-        for allowed, members in groups.items():
-            part = logits if len(members) == len(rows) else logits[torch.tensor(members, device=self._device)]
-            ids = None if allowed is None else self._index(allowed)
-            if ids is not None:
-                part = part.index_select(1, ids)
-            chosen, chosen_logprobs = _draw(part.float(), [rows[index] for index in members])
-            tokens[members] = (chosen if ids is None else ids[chosen]).cpu().numpy()
-            logprobs[members] = chosen_logprobs.cpu().numpy()
-        return tokens, logprobs
+        return Draws(
+            [
+                _Part(
+                    None if len(members) == len(rows) else np.array(members),
+                    None if allowed is None else self._index(allowed),
+                    [rows[index] for index in members],
+                    self._device,
+                )
+                for allowed, members in groups.items()
+            ],
+            len(rows),
+        )
 
     def _index(self, allowed: tuple[int, ...]) -> torch.Tensor:
         found = self._indices.get(allowed)
@@ -66,22 +70,65 @@ class Sampler:
         return found
 
 
-def _draw(logits: torch.Tensor, rows: list[RowSampling]) -> tuple[torch.Tensor, torch.Tensor]:
-    temperatures = np.array([row.temperature for row in rows], dtype=np.float32)
-    greedy = temperatures == 0
-    if not (temperatures == 1).all():
-        divisors = torch.from_numpy(np.where(greedy, np.float32(1), temperatures)).to(logits.device)
-        logits = logits / divisors[:, None]
-    logprobs = logits.log_softmax(-1)
-    if greedy.all():
-        chosen = logprobs.argmax(-1)
-    else:
-        seeds = np.array([row.seed for row in rows], dtype=np.uint64)
-        points = torch.from_numpy(uniforms(seeds, np.array([row.position for row in rows]))).to(logits.device)
-        chosen = _invert(logprobs.exp(), points)
-        if greedy.any():
-            chosen = torch.where(torch.from_numpy(greedy).to(logits.device), logprobs.argmax(-1), chosen)
-    return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
+class Draws:
+    """Each call draws the next token of every row: the first at the rows' positions, then at those that follow."""
+
+    def __init__(self, parts: list[_Part], count: int) -> None:
+        self._parts = parts
+        self._count = count
+
+    def __call__(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """``logits`` [B, V] -> token ids int32 [B] and log-probabilities float32 [B]."""
+        tokens = np.empty(self._count, dtype=np.int32)
+        logprobs = np.empty(self._count, dtype=np.float32)
+        for part in self._parts:
+            where = slice(None) if part.members is None else part.members
+            chosen, of_chosen = part.draw(logits if part.members is None else logits[where])
+            tokens[where], logprobs[where] = chosen.cpu().numpy(), of_chosen.cpu().numpy()
+        return tokens, logprobs
+
+
+class _Part:
+    """Rows of one allowed set."""
+
+    def __init__(
+        self, members: np.ndarray | None, ids: torch.Tensor | None, rows: list[RowSampling], device: torch.device
+    ) -> None:
+        """``members`` are their places in the batch, None where they are all of it."""
+        self.members = members
+        self._ids = ids
+        self._device = device
+        temperatures = np.array([row.temperature for row in rows], dtype=np.float32)
+        greedy = temperatures == 0
+        self._all_greedy = bool(greedy.all())
+        self._greedy = torch.from_numpy(greedy).to(device) if greedy.any() else None
+        divisors = np.where(greedy, np.float32(1), temperatures)
+        self._divisors = None if (divisors == 1).all() else torch.from_numpy(divisors).to(device)[:, None]
+        self._seeds = np.array([row.seed for row in rows], dtype=np.uint64)
+        self._positions = np.array([row.position for row in rows])
+        self._points: list[torch.Tensor] = []  # of the draws to come, the last one first
+
+    def draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``logits`` [B, V] of these rows -> token ids int64 [B], log-probabilities float32 [B]."""
+        if self._ids is not None:
+            logits = logits.index_select(1, self._ids)
+        logits = logits.float()
+        logprobs = (logits if self._divisors is None else logits / self._divisors).log_softmax(-1)
+        if self._all_greedy:
+            chosen = logprobs.argmax(-1)
+        else:
+            chosen = _invert(logprobs.exp(), self._next_points())
+            if self._greedy is not None:
+                chosen = torch.where(self._greedy, logprobs.argmax(-1), chosen)
+        return chosen if self._ids is None else self._ids[chosen], logprobs.gather(1, chosen[:, None])[:, 0]
+
+    def _next_points(self) -> torch.Tensor:
+        """float64 [B]; made for ``_AHEAD`` draws at a time, which costs little more than for one."""
+        if not self._points:
+            ahead = uniforms(self._seeds, self._positions + np.arange(_AHEAD)[:, None])
+            self._points = list(torch.from_numpy(ahead[::-1].copy()).to(self._device))
+            self._positions = self._positions + _AHEAD
+        return self._points.pop()
 
 
 def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
@@ -90,7 +137,7 @@ def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     width = weights.shape[1]
     whole = width // _BLOCK * _BLOCK
     if whole < 2 * _BLOCK:
-        return _first_above(weights.double().cumsum(-1), points[:, None])
+        return _first_above(weights.cumsum(-1, dtype=torch.float64), points[:, None])
     blocks = weights[:, :whole].reshape(len(weights), -1, _BLOCK).sum(-1).double()
     tail = weights[:, whole:].sum(-1, keepdim=True).double()
     cumulated = torch.cat([blocks, tail], dim=1).cumsum(-1)
