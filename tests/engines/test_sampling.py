@@ -98,3 +98,17 @@ def test_the_order_and_repetition_of_allowed_ids_do_not_matter() -> None:
     results = [sampler.draws([RowSampling(1.0, ids, 9, 4)])(logits) for ids in ((3, 7, 11), (11, 3, 7, 3))]
     assert results[0][0].tolist() == results[1][0].tolist()
     assert results[0][1].tolist() == results[1][1].tolist()
+
+
+def test_draws_that_are_repeated_are_those_of_the_positions_that_follow() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
+    sampler = Sampler(torch.device("cpu"))
+    start = [RowSampling(1.0, None, seed, seed) for seed in range(3)]
+    draws = sampler.draws(start)
+    repeated = [draws(logits)[0].tolist() for _ in range(40)]
+    one_by_one = [
+        sampler.draws([RowSampling(1.0, None, row.seed, row.position + step) for row in start])(logits)[0].tolist()
+        for step in range(40)
+    ]
+    assert repeated == one_by_one
+    assert len({tuple(tokens) for tokens in repeated}) > 30

@@ -122,3 +122,21 @@ def test_a_slot_given_the_beginning_of_another_holds_that_alone() -> None:
     table.extend(place[0], tokens(5))
     table.release(place[0], "b")
     assert table.acquire("b", tokens(1, 2, 5, 7)) == (place[0], 3)
+
+
+def test_several_slots_grow_by_a_token_each() -> None:
+    table = SlotTable(4, 16)
+    slots = [hold(table, name, *ids) for name, ids in (("a", (1, 2)), ("b", (3,)), ("c", (4, 5, 6)))]
+    table.extend_each(np.array([slots[2], slots[0]]), tokens(7, 8))
+    assert table.acquire("a", tokens(1, 2, 8, 0)) == (slots[0], 3)
+    assert table.acquire("b", tokens(3, 7, 0)) == (slots[1], 1)
+    assert table.acquire("c", tokens(4, 5, 6, 7, 0)) == (slots[2], 4)
+
+
+def test_slots_are_given_out_lowest_first() -> None:
+    table = SlotTable(4, 16)
+    for name in "abcd":
+        hold(table, name, 1)
+    for name in "cab":
+        table.forget(name)
+    assert [hold(table, name, 1) for name in "efg"] == [0, 1, 2]

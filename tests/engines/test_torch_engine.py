@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.proxy.engines import make_engine, torch_engine
+from actors.proxy.engines import make_engine, torch_attention, torch_engine
 from actors.proxy.engines.protocol import GenerateRequest
 from actors.proxy.engines.torch_attention import StepPlan
 from actors.proxy.engines.torch_engine import TorchEngine
@@ -57,6 +57,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
+    },
+    "llama whose positions are scaled by length": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
     },
     "llama with biases": {
         "architectures": ["LlamaForCausalLM"],
@@ -133,6 +139,39 @@ def test_prompts_longer_than_a_step_are_taken_in_pieces(tmp_path: Path, monkeypa
         answer = answers[request.request_id]
         np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
     np.testing.assert_allclose(engine.score(prompt(100)), reference.score(1, prompt(100)), rtol=0, atol=1e-4)
+
+
+def test_steps_that_follow_on_from_the_last_one_agree_with_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows decode together, outgrow their group one after the other, leave at different moments and are joined by
+    one more; some lie together in the store, some do not."""
+    monkeypatch.setattr(torch_attention, "LENGTH_BUCKETS", (16, 24))
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    engine = started(policy_dir, reference)
+    requests = [
+        GenerateRequest(f"r{i}", f"t{i}", prompt(9 + i, i), 12 + 4 * i, temperature=temperature, seed=i)
+        for i, temperature in enumerate([1.0, 0.7, 0.0, 1.0])
+    ]
+    late = GenerateRequest("late", "late", prompt(20, 9), 8, seed=9)
+    for request in requests:
+        engine.add(request)
+    aborted = GenerateRequest("aborted", "aborted", prompt(12, 8), 30, seed=8)
+    engine.add(aborted)
+    for _ in range(6):
+        assert not engine.step()
+    ended = engine.abort("aborted")
+    assert ended is not None
+    answers = {"aborted": ended}
+    for _ in range(3):
+        assert not engine.step()
+    engine.add(late)
+    answers |= finish(engine)
+    assert len(answers) == 6
+    for request in [*requests, late, aborted]:
+        answer = answers[request.request_id]
+        np.testing.assert_allclose(answer.logprobs, reference.behaviour(request, answer), rtol=0, atol=1e-4)
 
 
 def test_a_turn_computes_only_what_it_added(tmp_path: Path) -> None:
