@@ -160,6 +160,8 @@ class Borrower:
                 task.cancel()
                 with suppress(asyncio.CancelledError, BusError):
                     await task
+            elif not task.cancelled():
+                task.exception()  # seen, also where the reader was cancelled at the same time
 
     def _map(self, handle: Object[Any], place: Place) -> Content | None:
         """An object in its owner's memory, locked until nothing here refers to it any more; None where it is not

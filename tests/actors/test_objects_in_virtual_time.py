@@ -1,7 +1,9 @@
 """Objects on the simulated network: leases, losses, restarts, disks, and the counting of references against a model."""
 
 import asyncio
+import gc
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -173,6 +175,30 @@ def test_a_cancelled_fetch_gives_back_what_it_borrowed() -> None:
                 assert getting.cancelled()
                 assert owner.description().objects["leases"] == 1, "its own hold"
             assert int((await reader.get(handle, np.ndarray, timeout_s=10))[7]) == 7
+
+    virtually(main())
+
+
+def test_a_fetch_cancelled_in_the_moment_of_its_failure_leaves_no_unseen_error() -> None:
+    async def main() -> None:
+        unseen: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(repr(context)))
+        for turns in range(5):
+            host = Host()
+            async with host.node("owner", "m1") as owner, host.node("reader", "m2") as reader:
+                handle = await owner.put(np.arange(LARGE))
+                host.network.partition({"owner"}, {"reader"})
+                getting = asyncio.create_task(reader.get(handle, np.ndarray, timeout_s=60))
+                await asyncio.sleep(0.5)
+                reader.lose(owner.address, "so it is said")
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                getting.cancel()
+                with suppress(asyncio.CancelledError, ObjectGone):
+                    await getting
+        del getting
+        gc.collect()
+        assert unseen == []
 
     virtually(main())
 
