@@ -62,6 +62,7 @@ class Sent(Event, frozen=True):
     vanished: bool = False  # there is no such actor
     late: bool = False  # its handler takes longer than it has
     in_turn: bool = True  # its handler begins when its turn comes, not beside others
+    lends: bool = False  # its handler fetches an object of the asker's
     named: bool = False  # to whatever a name stands for: at most once, wherever that is
 
 

@@ -1,12 +1,12 @@
 """Real time under load, with kills: ``python -m tests.bus.hour [--minutes M] [--seed S] [--chapter SECONDS]``.
 
 Two lasting nodes and three mortal ones, each a process of its own over ZeroMQ, tell, ask (with and without retries, by
-address and by name, with arrays of up to 1 MiB) and stream to each other, monitor each other, link actors across nodes
-and let timers tick. Mortal ones are killed (SIGKILL) and started again, all are stopped now and then (SIGSTOP) and go
-on. Every chapter ends in quiet: all calls end, the mortal nodes close, the model of ``tests.bus.semantics`` judges what
-happened, and what the lasting nodes hold is measured, by themselves and in /proc. It must be as little after the last
-chapter as after the first ones: each series' line is judged as in ``benchmarks.soak``. Exit status 1: something
-contradicts the semantics, or grows.
+address and by name, with arrays of up to 1 MiB, with handles to objects of up to 4 MiB) and stream to each other,
+monitor each other, link actors across nodes and let timers tick. Mortal ones are killed (SIGKILL) and started again,
+all are stopped now and then (SIGSTOP) and go on. Every chapter ends in quiet: all calls end, the mortal nodes close,
+the model of ``tests.bus.semantics`` judges what happened, and what the lasting nodes hold is measured, by themselves
+and in /proc. It must be as little after the last chapter as after the first ones: each series' line is judged as in
+``benchmarks.soak``. Exit status 1: something contradicts the semantics, or grows.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ class Held(msgspec.Struct, frozen=True):
     watches: int
     connections: int
     actors: int
+    lent: int  # objects here, and leases of and for those of others
     timers: int  # of the event loop
     objects: int  # that the garbage collector knows, after a collection
     blocks: int  # of memory in use by Python objects
@@ -117,6 +118,7 @@ class Lasting:
             watches=node.watches,
             connections=len(getattr(self._node._transport, "_ways", ())),
             actors=len(node.actors),
+            lent=sum(node.objects[what] for what in ("objects", "leases", "borrowed")),
             timers=sum(not timer.cancelled() for timer in getattr(asyncio.get_running_loop(), "_scheduled", ())),
             objects=len(gc.get_objects()),
             blocks=sys.getallocatedblocks(),

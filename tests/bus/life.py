@@ -128,7 +128,7 @@ class Person:
         target = chance.choice(known) if whom == "first" else known[-1]
         timeout_s = chance.choice([0.5, 3.0])
         step: plans.Tell | plans.Ask | plans.Stream
-        match chance.choice(CALLS if self._pairs is None else [*CALLS, *CALLS, *CALLS, "load", "pair"]):
+        match chance.choice(CALLS if self._pairs is None else [*CALLS, *CALLS, *CALLS, "load", "object", "pair"]):
             case "tell":
                 step = plans.Tell(0, 0, lane, whom, chance.randint(1, 5))
             case "ask":
@@ -141,6 +141,10 @@ class Person:
             case "load":
                 kilobytes = chance.choice([1, 64, 1024])
                 step = plans.Ask(0, 0, 1, whom, chance.choice([0, 10]), timeout_s, kilobytes=kilobytes)
+            case "object":
+                kilobytes = chance.choice([1, 64, 4096])
+                retries = chance.choice([0, 10])
+                step = plans.Ask(0, 0, lane, whom, retries, timeout_s, kilobytes=kilobytes, by_handle=True)
             case _:
                 if self._pairs is not None:
                     self._pairs.add(known[-1], lasts_s=chance.choice([0.2, 2.0, 10.0]))

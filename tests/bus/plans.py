@@ -36,6 +36,7 @@ class Ask(msgspec.Struct, frozen=True):
     leave_s: float = 0.0  # when its asker is cancelled; 0 is never
     blocking: bool = False  # its handler keeps others waiting meanwhile
     kilobytes: int = 0  # of an array that goes with it
+    by_handle: bool = False  # as an object that its handler fetches
 
 
 class Stream(msgspec.Struct, frozen=True):

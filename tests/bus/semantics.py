@@ -44,6 +44,9 @@ NAMED = {
 }
 
 
+LOSSES = {"ObjectGone", "PeerLost", "PeerRestarted"}
+
+
 def violations(history: History) -> list[str]:
     """What contradicts the semantics; each begins with the name of the guarantee."""
     model = _Model(history)
@@ -203,12 +206,18 @@ class _Model:
                 self.blame("true losses", event, f"{event.op}: {sent.to}/{sent.epoch} has no successor")
         elif how == "PeerLost":
             self._on_loss(event, sent)
-        elif how == "RemoteError" and not (sent.fails and event.remote == "Deliberate"):
+        elif how == "RemoteError" and not self._may_have_failed(event, sent):
             self.blame("its own reply", event, f"{event.op} failed with {event.remote}")
         elif how == "Overloaded" and not self.history.crowded:
             self.blame("true losses", event, f"{event.op}: nothing was full")
         elif how in ("NotBegun", "ActorStopped", "NoSuchActor"):
             self._on_refusal(event, sent)
+
+    def _may_have_failed(self, event: Ended, sent: Sent) -> bool:
+        """At its handler: as it was to, or since there it is thought that the asker, whose object it needs, is gone."""
+        if sent.lends and event.remote in LOSSES:
+            return self.suspected(sent.life.node, sent.to)
+        return sent.fails and event.remote == "Deliberate"
 
     def _on_refusal(self, event: Ended, sent: Sent) -> None:
         """The actor was not there, or ended meanwhile."""

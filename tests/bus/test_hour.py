@@ -18,6 +18,7 @@ def test_kills_under_load_lose_nothing_without_a_reason_and_leave_nothing_behind
     others = len([*LASTING, *MORTAL]) - 1
     for first, last in ((held[0], held[-1]) for held in outcome.held.values()):
         assert last.unfinished == 0
+        assert last.lent == 0
         assert last.actors == 1  # all links are gone
         assert last.answers <= others * 16
         assert last.connections <= 2 * others  # two lanes

@@ -15,6 +15,7 @@ from actors.core.mailbox import MAILBOX_BOUND
 from actors.core.watching import Down as DownMessage
 from actors.core.watching import Monitor
 from bus.message import BusError, Lane, NodeAddress, NoSuchActor, Overloaded, RemoteError
+from bus.objects import Object
 from tests.bus import plans
 from tests.bus.history import (
     AnyEvent,
@@ -36,6 +37,9 @@ from tests.bus.history import (
 )
 
 ACTOR = "worker"
+
+FETCH_S = 30.0
+"""Longer than any asker waits: its cancellation comes first."""
 
 
 def public_name(node: str) -> str:
@@ -99,6 +103,17 @@ class Load(msgspec.Struct, frozen=True):
     array: np.ndarray
 
 
+class Parcel(msgspec.Struct, frozen=True):
+    array: np.ndarray
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    op: int
+    by: Life
+    kilobytes: int
+    parcel: Object[Parcel]
+
+
 class Done(msgspec.Struct, frozen=True):
     op: int
     life: Life
@@ -136,6 +151,14 @@ class Worker(Actor):
     async def load(self, message: Load) -> Done:
         self._handled(message.op, message.by)
         if not np.array_equal(message.array, load(message.op, message.array.nbytes >> 10)):
+            raise Spoilt
+        return Done(message.op, self._life)
+
+    @handler(concurrent=True)
+    async def fetch(self, message: Fetch) -> Done:
+        self._handled(message.op, message.by)
+        parcel = await self.node.get(message.parcel, Parcel, timeout_s=FETCH_S)
+        if not np.array_equal(parcel.array, load(message.op, message.kilobytes)):
             raise Spoilt
         return Done(message.op, self._life)
 
@@ -239,7 +262,7 @@ class Caller:
             self._book.write(Dropped(at=self._book.now(), life=self.life, op=op))
 
     async def ask(self, to: Ref, step: plans.Ask, named: Named | None) -> None:
-        slow = step.delay_s > 0 and not step.blocking
+        slow = step.by_handle or (step.delay_s > 0 and not step.blocking)
         op = self._sent(
             to,
             "ask",
@@ -250,11 +273,9 @@ class Caller:
             late=step.delay_s >= step.timeout_s,
             in_turn=not slow and named is None,
             named=named is not None,
+            lends=step.by_handle,
         )
-        message = self._request(op, step, slow=slow)
-        asking = self.node.ask(
-            named or to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=Lane(step.lane)
-        )
+        asking = self._asking(named or to, op, step, slow=slow)
         try:
             async with asyncio.timeout(step.leave_s or None):
                 done = await asking
@@ -264,6 +285,16 @@ class Caller:
             self._failed(op, error)
         else:
             self._ended(op, "reply", answered=done.life, about=done.op)
+
+    async def _asking(self, to: Ref | Named, op: int, step: plans.Ask, *, slow: bool) -> Done:
+        async def ask(message: msgspec.Struct) -> Done:
+            lane = Lane(step.lane)
+            return await self.node.ask(to, message, Done, timeout_s=step.timeout_s, retries=step.retries, lane=lane)
+
+        if not step.by_handle:
+            return await ask(self._request(op, step, slow=slow))
+        async with self.node.putting(Parcel(load(op, step.kilobytes))) as parcel:
+            return await ask(Fetch(op, self.life, step.kilobytes, parcel))
 
     def _request(self, op: int, step: plans.Ask, *, slow: bool) -> msgspec.Struct:
         if step.kilobytes:
