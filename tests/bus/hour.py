@@ -152,6 +152,8 @@ class Hour:
                     town.pause(chance.choice(MORTAL), chance.choice(STOPS_S))
                 case _:
                     town.pause(chance.choice(LASTING), chance.choice(LASTING_STOPS_S))
+        for name in MORTAL:
+            town.address(name)  # a busy machine takes its time to start one
         time.sleep(QUIET_S)
 
     def _judge(self, number: int, history: History) -> None:

@@ -24,6 +24,9 @@ from tests.bus.life import Settings, read_address
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
 END_S = 60.0
+GREET_S = 0.5
+"""In which a newcomer makes itself known to all, so that they hear that its predecessor was killed."""
+
 SLACK_S = 2.0
 """By which a busy machine may be late."""
 
@@ -130,6 +133,7 @@ class Town:
         everyone = [*self._names, *self._guests]
         for name in everyone:
             self.address(name)
+        time.sleep(GREET_S)
         (self._directory / "stop").touch()
         self._until(self._there(everyone, "idle"), "calls did not end")
         time.sleep(self._slack_s)  # what was sent arrives, and what was watched is missed
