@@ -158,6 +158,8 @@ class _Handshakes:
 
 def _host_behind(descriptor: int, endpoint: str) -> str:
     """The other end of a connection that libzmq has accepted at an endpoint, unless it is gone already."""
+    if endpoint.startswith("ipc://"):
+        return "this host"
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.getsockname()[1] != int(endpoint.rpartition(":")[2]):

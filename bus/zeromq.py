@@ -25,6 +25,7 @@ from bus.authentication import Authentication
 from bus.bounds import MAX_FRAMES
 from bus.codec import Frame
 from bus.keyring import Pair
+from bus.locality import nearest, unix_endpoint
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.packing import HEAD_BYTES, is_small, packed, unpacked
 from bus.refusals import Refusals
@@ -100,15 +101,24 @@ class ZeroMQTransport:
     """See ``bus.transport.Transport``."""
 
     def __init__(
-        self, name: str, epoch: int, *, host: str = "127.0.0.1", key: ClusterKey | None = None, port: int = 0
+        self,
+        name: str,
+        epoch: int,
+        *,
+        host: str = "127.0.0.1",
+        key: ClusterKey | None = None,
+        port: int = 0,
+        unix: bool = True,
     ) -> None:
-        """Bind both lanes on ``host``: control on ``port`` (0 is any free one), bulk on any free one.
+        """Bind both lanes on ``host``: control on ``port`` (0 is any free one), bulk on any free one. With ``unix``,
+        nodes of this host are also heard, and spoken to, over Unix sockets (``bus.locality``).
 
         Raises ``SecurityError`` beyond loopback without a key, ``CannotListen`` where the port is taken.
         """
         check_exposure(host, key)
         np.empty(KEPT_FREE_BYTES, np.uint8)  # mapped, and freed at once: no page of it is touched
         self._name = name
+        self._unix = unix
         self._key = key
         self._pair = check_name(name, key) if key is not None else None
         self._counters: Counter[str] = Counter()
@@ -155,7 +165,15 @@ class ZeroMQTransport:
             router.ipv6 = True
             host = f"[{host}]"
         router.bind(f"tcp://{host}:{port or '*'}")
-        return router.getsockopt_string(zmq.LAST_ENDPOINT)
+        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        for beside in self._places(endpoint)[1:]:
+            router.bind(beside)
+        return endpoint
+
+    def _places(self, endpoint: str) -> list[str]:
+        """Where a lane listens: at its endpoint on TCP, and at the Unix socket beside it."""
+        beside = unix_endpoint(endpoint) if self._unix else None
+        return [endpoint] if beside is None else [endpoint, beside]
 
     def start(self, receive: Receive) -> None:
         self._receive = receive
@@ -270,7 +288,7 @@ class ZeroMQTransport:
             self._doors.watch_client(dealer, lambda: self._on_refused(where))
         way = self._ways[where] = _Way(dealer, to.name)
         try:
-            dealer.connect(endpoint)
+            dealer.connect(nearest(endpoint, self._address.control) if self._unix else endpoint)
         except zmq.ZMQError as error:
             self._drop(where, linger_ms=0)
             raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
@@ -331,9 +349,11 @@ class ZeroMQTransport:
         if not changed:
             return
         for lane, endpoint in ((Lane.CONTROL, self._address.control), (Lane.BULK, self._address.bulk)):
-            self._routers[lane].unbind(endpoint)
+            for place in self._places(endpoint):
+                self._routers[lane].unbind(place)
             secure_server(self._routers[lane], pair)
-            self._rebind(lane, endpoint)
+            for place in self._places(endpoint):
+                self._rebind(lane, place)
 
     def _still_answers(self, name: str, server_key: str) -> bool:
         try:

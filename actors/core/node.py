@@ -65,13 +65,14 @@ class Node(Exchange, Keeper):
         bounds: Bounds | None = None,
         directory: Directory | None = None,
         objects: ObjectStore | None = None,
+        unix: bool = True,
     ) -> None:
         """``epoch`` grows from one incarnation of a name to the next; the default is the time of day. ``bounds``: of
         what each peer may put on this node. ``directory``: where names are announced and looked up. ``objects``: where
         what is put here goes; by default into memory shared with this machine's processes (none with a ``transport``
-        that is given)."""
+        that is given). ``unix``: Unix sockets between it and the nodes of this host."""
         epoch = time.time_ns() if epoch is None else epoch
-        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key)
+        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key, unix=unix)
         super().__init__(self._transport, self._gone, bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)

@@ -75,13 +75,15 @@ class Side:
     """One side's client process, from outside."""
 
     def __init__(self, name: str, directory: Path) -> None:
+        """``NAME_unix`` is the side ``NAME``, over Unix sockets."""
         directory.mkdir(parents=True, exist_ok=True)
         self.name = name
         self._log = directory / f"{name}.log"
-        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        module, _, unix = name.partition("_")
+        settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "BUS_BENCHMARK_UNIX": str(int(unix == "unix"))}
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"benchmarks.bus.{name}_side"],
+                [sys.executable, "-m", f"benchmarks.bus.{module}_side"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,9 @@ import psutil
 from actors.core import Actor, Node, Ref, handler
 from benchmarks.bus.common import ANSWER_TIMEOUT_S, BURST, WINDOW, Count, Question, Sample, Tensor, answer, tensor
 from bus.message import Lane
+
+UNIX = os.environ.get("BUS_BENCHMARK_UNIX") == "1"
+"""Whether the two nodes find each other's Unix sockets, as they do by themselves; else TCP, as the other sides."""
 
 IDLE_ACTORS = 10_000
 BULK_BYTES = 1 << 30
@@ -67,7 +71,7 @@ class Echo(Actor):
 
 async def serve() -> None:
     """Until standard input ends."""
-    async with Node("server") as node:
+    async with Node("server", unix=UNIX) as node:
         ref = await node.spawn(Echo, "echo")
         print(msgspec.json.encode(ref).decode(), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -154,7 +158,7 @@ Measured = Callable[[Node, Ref, int], Awaitable[list[float]]]
 
 
 async def open_node() -> Node:
-    return Node("client")
+    return Node("client", unix=UNIX)
 
 
 def main() -> None:

@@ -43,13 +43,14 @@ class Place(Protocol):
 class RealPlace:
     """ZeroMQ on loopback."""
 
-    def __init__(self, key: ClusterKey | None = None) -> None:
+    def __init__(self, key: ClusterKey | None = None, *, unix: bool = True) -> None:
         self._key = key
+        self._unix = unix
         self._open: list[ZeroMQTransport] = []
 
     def join(self, name: str, epoch: int, *, like: Transport | None = None) -> ZeroMQTransport:
         port = int(like.address.control.rsplit(":", 1)[1]) if like is not None else 0
-        transport = ZeroMQTransport(name, epoch, port=port, key=self._key)
+        transport = ZeroMQTransport(name, epoch, port=port, key=self._key, unix=self._unix)
         self._open.append(transport)
         return transport
 
@@ -105,9 +106,11 @@ class SimulatedPlace:
         await asyncio.sleep(10)
 
 
-def _run_for_real(scenario: Callable[[Place], Awaitable[None]], key: ClusterKey | None = None) -> None:
+def _run_for_real(
+    scenario: Callable[[Place], Awaitable[None]], key: ClusterKey | None = None, *, unix: bool = True
+) -> None:
     async def main() -> None:
-        place = RealPlace(key)
+        place = RealPlace(key, unix=unix)
         try:
             await scenario(place)
         finally:
@@ -116,6 +119,10 @@ def _run_for_real(scenario: Callable[[Place], Awaitable[None]], key: ClusterKey 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bus.zeromq, "QUEUED", dict.fromkeys(Lane, QUEUED))
         run_in_real_time(main())
+
+
+def _run_over_tcp(scenario: Callable[[Place], Awaitable[None]]) -> None:
+    _run_for_real(scenario, unix=False)
 
 
 def _run_with_keys(scenario: Callable[[Place], Awaitable[None]]) -> None:
@@ -132,6 +139,7 @@ def _run_simulated(scenario: Callable[[Place], Awaitable[None]]) -> None:
 
 _RUNS: dict[str, Callable[[Callable[[Place], Awaitable[None]]], None]] = {
     "zeromq": _run_for_real,
+    "zeromq over tcp": _run_over_tcp,
     "zeromq with keys": _run_with_keys,
     "simulated": _run_simulated,
 }
