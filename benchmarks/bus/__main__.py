@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.bus.common import BURST, TENSOR_BYTES, Side, SideFailed
+from benchmarks.bus.common import BURST, OBJECT_BYTES, TENSOR_BYTES, Side, SideFailed
 
 PEERS = {"pyzmq": "zmq", "grpc": "grpc", "ray": "ray"}
 SIDES = ["ours", *PEERS]
@@ -33,6 +33,8 @@ TARGETS = {
     "throughput_vs_pyzmq": ">= 0.6",
     "throughput_vs_ray": ">= 8",
     "tensor_bandwidth_vs_pyzmq": ">= 0.85",
+    "object_vs_memcpy": ">= 0.8",
+    "object_vs_ray": ">= 1.5",
     "local_ask_us": "<= 25",
     "idle_actor_bytes": "< 5000",
     "abort_behind_bulk_ms": "< 10",
@@ -64,9 +66,19 @@ def one_round(sides: dict[str, Side], quick: bool) -> Round:
         arrays,
         lambda seconds: arrays * TENSOR_BYTES / seconds[0] / 1e9,
     )
+    objects = 40 // share
+    for name in order:  # a copy beside each of ours, so that both see the same machine
+        if name == "ours":
+            each(["ours"], "memcpy_gb_per_s", "memcpy", objects, _object_gb_per_s)
+        if name in ("ours", "ray"):
+            each([name], "object_gb_per_s", "objects", objects, _object_gb_per_s)
     each(["ours"], "local_ask_us", "local", 10_000 // share, lambda seconds: seconds[0] * 1e6)
     each(["ours"], "abort_behind_bulk_ms", "abort", 1, lambda seconds: max(seconds) * 1e3)
     return found
+
+
+def _object_gb_per_s(seconds: list[float]) -> float:
+    return OBJECT_BYTES / statistics.median(seconds) / 1e9
 
 
 def figures(rounds: list[Round], idle_actor_bytes: float) -> dict[str, float]:
@@ -83,6 +95,10 @@ def figures(rounds: list[Round], idle_actor_bytes: float) -> dict[str, float]:
         "throughput_vs_pyzmq": ratio("messages_per_s", "pyzmq"),
         "throughput_vs_ray": ratio("messages_per_s", "ray"),
         "tensor_bandwidth_vs_pyzmq": ratio("tensor_gb_per_s", "pyzmq"),
+        "object_vs_memcpy": statistics.median(
+            one["ours"]["object_gb_per_s"] / one["ours"]["memcpy_gb_per_s"] for one in rounds
+        ),
+        "object_vs_ray": ratio("object_gb_per_s", "ray"),
         "local_ask_us": statistics.median(one["ours"]["local_ask_us"] for one in rounds),
         "abort_behind_bulk_ms": statistics.median(one["ours"]["abort_behind_bulk_ms"] for one in rounds),
         "idle_actor_bytes": idle_actor_bytes,
@@ -92,7 +108,15 @@ def figures(rounds: list[Round], idle_actor_bytes: float) -> dict[str, float]:
 
 def table(rounds: list[Round]) -> str:
     """Medians by side."""
-    names = ["round_trip_us", "messages_per_s", "tensor_gb_per_s", "local_ask_us", "abort_behind_bulk_ms"]
+    names = [
+        "round_trip_us",
+        "messages_per_s",
+        "tensor_gb_per_s",
+        "object_gb_per_s",
+        "memcpy_gb_per_s",
+        "local_ask_us",
+        "abort_behind_bulk_ms",
+    ]
     lines = [f"{'':8}" + "".join(f"{name:>22}" for name in names)]
     for side in rounds[0]:
         cells = []

@@ -18,8 +18,21 @@ import numpy as np
 import psutil
 
 from actors.core import Actor, Node, Ref, handler
-from benchmarks.bus.common import ANSWER_TIMEOUT_S, BURST, WINDOW, Count, Question, Sample, Tensor, answer, tensor
+from benchmarks.bus.common import (
+    ANSWER_TIMEOUT_S,
+    BURST,
+    OBJECT_BYTES,
+    OBJECTS_FIRST,
+    WINDOW,
+    Count,
+    Question,
+    Sample,
+    Tensor,
+    answer,
+    tensor,
+)
 from bus.message import Lane
+from bus.objects import Object
 
 UNIX = os.environ.get("BUS_BENCHMARK_UNIX") == "1"
 """Whether the two nodes find each other's Unix sockets, as they do by themselves; else TCP, as the other sides."""
@@ -40,6 +53,12 @@ class Once(msgspec.Struct, frozen=True):
     """A one-way message."""
 
     sample: Sample
+
+
+class Get(msgspec.Struct, frozen=True):
+    """How large is it?"""
+
+    handle: Object[np.ndarray]
 
 
 class Echo(Actor):
@@ -63,6 +82,11 @@ class Echo(Actor):
     @handler
     async def take(self, message: Tensor) -> Count:
         return Count(message.values.nbytes)
+
+    @handler
+    async def get(self, message: Get) -> Count:
+        values = await self.node.get(message.handle, np.ndarray, timeout_s=ANSWER_TIMEOUT_S)
+        return Count(values.nbytes)
 
     @handler(urgent=True)
     async def ping(self, message: Ping) -> Count:
@@ -108,6 +132,30 @@ async def tensors(node: Node, echo: Ref, count: int) -> list[float]:
     start = time.perf_counter()
     await asyncio.gather(*(send() for _ in range(WINDOW)))
     return [time.perf_counter() - start]
+
+
+async def objects(node: Node, echo: Ref, count: int) -> list[float]:
+    """Put, have it got in the other process, and release."""
+    large = np.arange(OBJECT_BYTES // 4, dtype=np.float32)
+    seconds = []
+    for _ in range(count + OBJECTS_FIRST):
+        start = time.perf_counter()
+        handle = await node.put(large)
+        await node.ask(echo, Get(handle), Count, timeout_s=ANSWER_TIMEOUT_S)
+        node.release(handle)
+        seconds.append(time.perf_counter() - start)
+    return seconds[OBJECTS_FIRST:]
+
+
+async def memcpy(node: Node, echo: Ref, count: int) -> list[float]:
+    """What the machine needs to copy as much within a process, into memory that has been written to before."""
+    source, target = (np.arange(OBJECT_BYTES // 4, dtype=np.float32) for _ in range(2))
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 async def abort(node: Node, echo: Ref, count: int) -> list[float]:
@@ -184,6 +232,8 @@ def main() -> None:
                 "round_trip": question(round_trip),
                 "one_way": question(one_way),
                 "tensors": question(tensors),
+                "objects": question(objects),
+                "memcpy": question(memcpy),
                 "abort": question(abort),
                 "local": question(local),
                 "idle": question(idle),

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import mmap
@@ -20,6 +21,8 @@ import resource
 import stat
 from typing import Protocol
 
+import numpy as np
+
 from bus.objects.handle import Place
 from bus.objects.host import Host, runs, this_host
 
@@ -27,7 +30,13 @@ SHARED_FROM_BYTES = 65_537
 """Smaller objects are kept in this process's own memory, and travel in the answer to who asks for them."""
 
 SHARE_OF_DESCRIPTORS = 4
-"""A segment takes one; at most this part of what the process may have open goes into them."""
+"""A segment takes two; at most this part of what the process may have open goes into them."""
+
+PIECE_BYTES = 8 << 20
+"""Copied on the event loop before that gets its turn."""
+
+THREAD_BYTES = 16 << 20
+"""Copied by a thread; from two such pieces on there are several."""
 
 NAME = "rollart-object"
 
@@ -135,6 +144,9 @@ class Memory(Protocol):
     def allocate(self, capacity: int) -> Segment:
         """Raises ``OSError`` where there is none left."""
 
+    async def copy(self, into: memoryview, source: memoryview) -> None:
+        """All of it. Where this is cancelled, some may still be copied afterwards."""
+
     def map(self, host: Host, place: Place) -> Mapped | None:
         """Another process's segment; None where it cannot be mapped from here."""
 
@@ -151,6 +163,12 @@ class PrivateMemory:
 
     def allocate(self, capacity: int) -> Segment:
         return Segment(mmap.mmap(-1, capacity) if capacity >= SHARED_FROM_BYTES else bytearray(capacity))
+
+    async def copy(self, into: memoryview, source: memoryview) -> None:
+        for start in range(0, len(source), PIECE_BYTES):
+            if start:
+                await asyncio.sleep(0)  # the event loop's turn
+            into[start : start + PIECE_BYTES] = source[start : start + PIECE_BYTES]
 
     def map(self, host: Host, place: Place) -> Mapped | None:
         return None
@@ -189,6 +207,20 @@ class SharedMemory:
         except BaseException:
             os.close(descriptor)
             raise
+
+    async def copy(self, into: memoryview, source: memoryview) -> None:
+        """Beside the event loop, and in several threads: one does not get all of the memory's bandwidth."""
+        if len(source) < 2 * THREAD_BYTES:
+            await self._private.copy(into, source)
+            return
+        loop, target, values = (
+            asyncio.get_running_loop(),
+            np.frombuffer(into, np.uint8),
+            np.frombuffer(source, np.uint8),
+        )
+        pieces = [slice(start, start + THREAD_BYTES) for start in range(0, len(source), THREAD_BYTES)]
+        copies = [loop.run_in_executor(None, np.copyto, target[piece], values[piece]) for piece in pieces]
+        await asyncio.gather(*copies)
 
     def map(self, host: Host, place: Place) -> Mapped | None:
         if self._host is None or not runs(host, self._host):

@@ -98,6 +98,9 @@ class SimulatedMemory:
         segment = self._machine.segments[self._host, place] = SimulatedSegment(self._machine, self._host, place)
         return segment
 
+    async def copy(self, into: memoryview, source: memoryview) -> None:
+        await PrivateMemory().copy(into, source)
+
     def map(self, host: Host, place: Place) -> Mapped | None:
         segment = self._machine.segments.get((host, place))
         return None if segment is None else SimulatedMapping(segment, self._host)

@@ -27,7 +27,7 @@ from bus.objects.image import wipe_label, write_label
 from bus.objects.leases import Key, Lease, Leases
 from bus.objects.memory import Memory, Segment, SharedMemory
 from bus.objects.pool import Pool, capacity_for
-from bus.objects.stored import Stored, copy_in
+from bus.objects.stored import Stored
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,11 @@ class ObjectStore:
         try:
             into = stored.frames_in(segment)
             for offset, frame in zip(layout.offsets(), frames, strict=True):
-                await copy_in(into[offset : offset + len(frame)], frame)
+                await self.memory.copy(into[offset : offset + len(frame)], memoryview(frame).cast("B"))
             if self._closed:
                 raise ObjectGone("its node closed while it was put")
         except BaseException:
+            segment.clean = False  # a thread may still be writing to it
             self._pool.give(segment)
             raise
         self._settle(stored, segment)

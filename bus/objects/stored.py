@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.codec import Frame
 from bus.objects.handle import Layout
 from bus.objects.image import Head, encode_head, frames_at
 from bus.objects.memory import Segment
-
-PIECE_BYTES = 8 << 20
-"""Copied before the event loop gets its turn."""
 
 
 class Stored:
@@ -41,12 +37,3 @@ class Stored:
 
     def frames_in(self, segment: Segment) -> memoryview:
         return segment.view[self.start : self.room]
-
-
-async def copy_in(into: memoryview, frame: Frame) -> None:
-    """In pieces, between which the event loop gets its turn."""
-    source = memoryview(frame).cast("B")
-    for start in range(0, len(source), PIECE_BYTES):
-        if start:
-            await asyncio.sleep(0)
-        into[start : start + PIECE_BYTES] = source[start : start + PIECE_BYTES]

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from actors.core import Node, Ref
 from actors.core.process import start_child
+from actors.tensors import Tensor
 from bus.message import DecodeError
 from bus.objects import Object, ObjectError, ObjectGone, ObjectStore, ObjectStoreFull
 from bus.objects.memory import PrivateMemory
@@ -103,6 +105,17 @@ async def test_bytes_of_every_size_come_back(where: str, size: int) -> None:
         assert handle.size == size
         assert await reader.get(handle, bytes, timeout_s=10) == content
         assert bytes(await owner.get(handle, memoryview, timeout_s=10)) == content
+
+
+@pytest.mark.parametrize("where", ["mapped", "fetched"])
+async def test_torchs_tensors_come_back_in_memory_of_their_own(where: str) -> None:
+    weights = torch.arange(LARGE, dtype=torch.float32).to(torch.bfloat16)
+    async with two_nodes(where) as (owner, reader):
+        handle = await owner.put(weights)
+        got = await reader.get(handle, Tensor, timeout_s=10)
+        assert torch.equal(got, weights)
+        got += 1  # shared memory must not be written to
+        assert torch.equal(await reader.get(handle, Tensor, timeout_s=10), weights)
 
 
 @pytest.mark.parametrize("where", ["mapped", "fetched"])
@@ -269,6 +282,34 @@ async def test_a_view_that_is_dropped_in_another_thread_gives_the_memory_back() 
         await asyncio.sleep(0.01)
         owner.release(handle)
         assert (await owner.put(np.zeros(LARGE, np.uint8))).place == handle.place
+
+
+async def test_a_large_put_leaves_the_event_loop_to_others() -> None:
+    async with Node("owner") as node:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.create_task(count_turns())
+        handle = await node.put(np.arange(8 << 20, dtype=np.float64))
+        others.cancel()
+        assert turns > 8
+        assert int((await node.get(handle, np.ndarray, timeout_s=5))[-1]) == (8 << 20) - 1
+
+
+async def test_a_cancelled_put_leaves_nothing_behind() -> None:
+    async with Node("owner") as node:
+        putting = asyncio.create_task(node.put(np.arange(8 << 20, dtype=np.float64)))
+        await asyncio.sleep(0.001)
+        putting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting
+        left = node.description().objects
+        assert (left["objects"], left["memory_bytes"], left["idle_bytes"]) == (0, 0, 0)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
