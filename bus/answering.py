@@ -38,12 +38,13 @@ LEAST_PATIENCE_S = 1.0
 class Request:
     """One arrived TELL, ASK or STREAM, to be answered through its methods (a TELL has no answer)."""
 
-    __slots__ = ("_account", "_answering", "_size", "frames", "header", "lane", "on_cancel")
+    __slots__ = ("_account", "_answering", "_size", "alone", "frames", "header", "lane", "on_cancel")
 
-    def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane) -> None:
+    def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane, alone: bool) -> None:
         self.header = header
         self.frames = frames
         self.lane = lane
+        self.alone = alone  # no other one has come by now: it may be handled at once
         self.on_cancel: Callable[[], None] | None = None  # called once where nobody waits for the answer any more
         self._answering = answering
         self._account: Account | None = None  # of its sender, while it waits
@@ -154,12 +155,12 @@ class Answering:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
+    def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float, alone: bool) -> None:
         if header.kind is Kind.STREAM:
             self._feeds[_key(header)] = _Feed()
         elif header.oldest and not self._first_time(header):
             return
-        request = Request(self, header, frames, lane)
+        request = Request(self, header, frames, lane, alone)
         if header.kind is Kind.ASK and self._asks.setdefault(_key(header), request) is not request:
             self._wire.counters["duplicates"] += 1  # of one without retries, doubled on the way
             return

@@ -11,9 +11,8 @@ import itertools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from bus.codec import Decoder, Frame
+from bus.deadlines import Deadlines
 from bus.message import (
     MAX_BUDGET_S,
     ActorStopped,
@@ -33,6 +32,7 @@ from bus.message import (
     ProtocolMismatch,
     RemoteError,
 )
+from bus.waiting import Asked, End, Reading
 from bus.wire import Wire
 
 T = TypeVar("T")
@@ -48,70 +48,6 @@ _AS_THEMSELVES = {
 }
 
 
-class _Asked:
-    """An ask that waits for its answer."""
-
-    __slots__ = (
-        "actor",
-        "again",
-        "body",
-        "deadline",
-        "decoder",
-        "expired",
-        "future",
-        "lane",
-        "resend",
-        "retries",
-        "to",
-        "type",
-        "what",
-    )
-
-    def __init__(
-        self, to: NodeAddress, what: str, *, actor: str, type_: str, lane: Lane, decoder: Decoder[Any]
-    ) -> None:
-        self.to = to
-        self.what = what
-        self.again = False  # whether it was sent more than once
-        self.actor = actor
-        self.type = type_
-        self.lane = lane
-        self.decoder = decoder
-        self.body: list[Frame] = []
-        self.deadline = 0.0
-        self.expired = False
-        self.retries = 0
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.resend: asyncio.TimerHandle | None = None
-
-
-class _Reading:
-    """A stream that this node reads; the credit granted bounds what is queued."""
-
-    __slots__ = ("decoder", "expected", "items", "to", "what")
-
-    def __init__(self, to: NodeAddress, decoder: Decoder[Any], what: str) -> None:
-        self.to = to
-        self.decoder = decoder
-        self.what = what
-        self.expected = 0
-        self.items: asyncio.Queue[Any] = asyncio.Queue()
-
-    def end(self, error: Exception | None = None) -> None:
-        self.items.put_nowait(_End(error))
-
-    async def next(self, timeout_s: float) -> Any:
-        """Raises ``TimeoutError``."""
-        if not self.items.empty():
-            return self.items.get_nowait()
-        async with asyncio.timeout(timeout_s):
-            return await self.items.get()
-
-
-class _End(msgspec.Struct, frozen=True):
-    error: Exception | None = None
-
-
 class Asking:
     """See the module docstring."""
 
@@ -120,8 +56,9 @@ class Asking:
         self._loop = asyncio.get_running_loop()
         self._failures: Decoder[Failure] = Decoder(Failure)
         self._ids = itertools.count(1)
-        self._asked: dict[int, _Asked] = {}
-        self._reading: dict[int, _Reading] = {}
+        self._asked: dict[int, Asked] = {}
+        self._deadlines = Deadlines(self._loop)
+        self._reading: dict[int, Reading] = {}
         self._repeated: dict[str, dict[int, None]] = {}  # node -> asks with retries that wait, oldest first
 
     # ---- asks ----------------------------------------------------------------------------------------------------
@@ -139,33 +76,41 @@ class Asking:
         about: str,
     ) -> T:
         """See ``Courier.ask``."""
-        type_ = type(message).__name__
-        what = f"{type_} to {actor}@{to.name}" + (f" ({about})" if about else "")
+        body = self._wire.encode(message)
+        deadline = self._loop.time() + timeout_s
+        asked = Asked(
+            self._loop,
+            to,
+            actor,
+            type_=type(message).__name__,
+            lane=lane,
+            decoder=reply,
+            body=body,
+            deadline=deadline,
+            retries=retries,
+            about=about,
+        )
         id_ = next(self._ids)
-        asked = _Asked(to, what, actor=actor, type_=type_, lane=lane, decoder=reply)
-        asked.body = self._wire.encode(message)
-        asked.deadline = self._loop.time() + timeout_s
-        asked.retries = retries
         self._asked[id_] = asked
         if retries:
             self._repeated.setdefault(to.name, {})[id_] = None
-        timer = self._loop.call_at(asked.deadline, self._expire, asked, timeout_s)
+        number = self._deadlines.add(deadline, lambda: self._expire(asked, timeout_s))
         try:
             try:
                 self._send(id_, asked)
             except (PeerLost, PeerRestarted, Overloaded) as error:
-                raise type(error)(f"{what}: {error}") from None
+                raise type(error)(f"{asked.what}: {error}") from None
             try:
-                result: T = await asked.future
+                result: T = await asked
             finally:
-                if asked.expired or asked.future.cancelled():
+                if asked.expired or asked.cancelled:
                     self._wire.try_send(Kind.CANCEL, to, lane, id_=id_)  # behind the ask, never before it
             return result
         finally:
-            timer.cancel()
+            self._deadlines.over(number)
             self._forget(id_, asked)
 
-    def _forget(self, id_: int, asked: _Asked) -> None:
+    def _forget(self, id_: int, asked: Asked) -> None:
         del self._asked[id_]
         if asked.resend is not None:
             asked.resend.cancel()
@@ -174,10 +119,8 @@ class Asking:
             del waiting[id_]
             if not waiting:
                 del self._repeated[asked.to.name]
-        if asked.future.done() and not asked.future.cancelled():
-            asked.future.exception()  # seen, also where the asker was cancelled at the same time
 
-    def _send(self, id_: int, asked: _Asked, sent: int = 0) -> None:
+    def _send(self, id_: int, asked: Asked, sent: int = 0) -> None:
         """Send an ask, for the first time or again, with what is left of its time."""
         if sent < asked.retries:
             asked.resend = self._loop.call_later(RESEND_AFTER_S, self._resend, id_, asked, sent + 1)
@@ -193,8 +136,8 @@ class Asking:
             oldest=next(iter(self._repeated[asked.to.name])) if asked.retries else 0,
         )
 
-    def _resend(self, id_: int, asked: _Asked, sent: int) -> None:
-        if asked.future.done():
+    def _resend(self, id_: int, asked: Asked, sent: int) -> None:
+        if asked.settled:
             return
         self._wire.counters["resent"] += 1
         asked.again = True
@@ -203,12 +146,12 @@ class Asking:
         except BusError:
             self._wire.counters["unsent_ask"] += 1
 
-    def _expire(self, asked: _Asked, timeout_s: float) -> None:
-        if not asked.future.done():
+    def _expire(self, asked: Asked, timeout_s: float) -> None:
+        if not asked.settled:
             self._wire.counters["deadlines"] += 1
             asked.expired = True
             who = f"{self._wire.address.name} waited for {asked.what}"
-            asked.future.set_exception(DeadlineExceeded(f"{who}: no answer within {timeout_s:g} s"))
+            asked.fail(DeadlineExceeded(f"{who}: no answer within {timeout_s:g} s"))
 
     # ---- streams -------------------------------------------------------------------------------------------------
 
@@ -219,7 +162,7 @@ class Asking:
         type_ = type(message).__name__
         what = f"{type_} stream from {actor}@{to.name}" + (f" ({about})" if about else "")
         id_ = next(self._ids)
-        reading = self._reading[id_] = _Reading(to, item, what)
+        reading = self._reading[id_] = Reading(to, item, what)
         over = True
         try:
             body = self._wire.encode(message)
@@ -232,7 +175,7 @@ class Asking:
             over = False
             for taken in itertools.count(1):
                 value = await self._next(reading, timeout_s, taken - 1)
-                if isinstance(value, _End):
+                if isinstance(value, End):
                     over = True
                     if value.error is not None:
                         raise value.error
@@ -245,7 +188,7 @@ class Asking:
             if not over:
                 self._wire.try_send(Kind.CANCEL, to, id_=id_)
 
-    async def _next(self, reading: _Reading, timeout_s: float, taken: int) -> Any:
+    async def _next(self, reading: Reading, timeout_s: float, taken: int) -> Any:
         try:
             return await reading.next(timeout_s)
         except TimeoutError:
@@ -255,11 +198,11 @@ class Asking:
 
     # ---- what arrives --------------------------------------------------------------------------------------------
 
-    def on_answer(self, header: Header, frames: Sequence[Frame]) -> None:
-        """A REPLY or an ERROR."""
+    def on_answer(self, header: Header, frames: Sequence[Frame], at_once: bool) -> None:
+        """A REPLY or an ERROR; whoever waits for a reply goes on within this call (``at_once``)."""
         asked = self._asked.get(header.id)
-        if asked is not None and asked.to.name == header.sender.name and not asked.future.done():
-            self._settle(asked, header, frames)
+        if asked is not None and asked.to.name == header.sender.name and not asked.settled:
+            self._settle(asked, header, frames, at_once)
             return
         reading = self._reading.get(header.id)
         if reading is not None and reading.to.name == header.sender.name and header.kind is Kind.ERROR:
@@ -270,21 +213,23 @@ class Asking:
     def on_mismatch(self, name: str, id_: int, text: str) -> None:
         """What was asked of a node reached one of another version."""
         asked, reading = self._asked.get(id_), self._reading.get(id_)
-        if asked is not None and asked.to.name == name and not asked.future.done():
-            asked.future.set_exception(ProtocolMismatch(f"{asked.what}: {text}"))
+        if asked is not None and asked.to.name == name and not asked.settled:
+            asked.fail(ProtocolMismatch(f"{asked.what}: {text}"))
         elif reading is not None and reading.to.name == name:
             reading.end(ProtocolMismatch(f"{reading.what}: {text}"))
 
-    def _settle(self, asked: _Asked, header: Header, frames: Sequence[Frame]) -> None:
+    def _settle(self, asked: Asked, header: Header, frames: Sequence[Frame], at_once: bool) -> None:
         if header.kind is Kind.ERROR:
-            asked.future.set_exception(self._refusal(asked, frames))
+            asked.fail(self._refusal(asked, frames))
             return
         try:
-            asked.future.set_result(_decode(asked.decoder, header, frames))
+            answer = _decode(asked.decoder, header, frames)
         except DecodeError as error:
-            asked.future.set_exception(DecodeError(f"{asked.what}: {error}"))
+            asked.fail(DecodeError(f"{asked.what}: {error}"))
+        else:
+            asked.settle(answer, at_once=at_once)
 
-    def _refusal(self, asked: _Asked, frames: Sequence[Frame]) -> BusError:
+    def _refusal(self, asked: Asked, frames: Sequence[Frame]) -> BusError:
         """An incarnation can say that it did not begin an ask, but not that an earlier one did not."""
         error = self._error(asked.what, frames)
         if isinstance(error, NotBegun) and asked.again and asked.to.epoch == 0:
@@ -324,8 +269,8 @@ class Asking:
     def fail(self, name: str, epochs: range, kind: type[BusError], why: str) -> None:
         """End what waits for some incarnations of a node (0 stands for what was sent to whichever answers)."""
         for asked in self._asked.values():
-            if asked.to.name == name and asked.to.epoch in epochs and not asked.future.done():
-                asked.future.set_exception(kind(f"{asked.what}: {why}"))
+            if asked.to.name == name and asked.to.epoch in epochs and not asked.settled:
+                asked.fail(kind(f"{asked.what}: {why}"))
         for reading in self._reading.values():
             if reading.to.name == name and reading.to.epoch in epochs:
                 reading.end(kind(f"{reading.what}: {why}"))
@@ -337,9 +282,10 @@ class Asking:
 
     def close(self, why: str) -> None:
         """End everything that waits."""
+        self._deadlines.close()
         for asked in self._asked.values():
-            if not asked.future.done():
-                asked.future.set_exception(PeerLost(f"{asked.what}: {why}"))
+            if not asked.settled:
+                asked.fail(PeerLost(f"{asked.what}: {why}"))
         for reading in self._reading.values():
             reading.end(PeerLost(f"{reading.what}: {why}"))
 

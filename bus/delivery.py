@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -110,7 +110,7 @@ class Courier:
         body = self._wire.encode(message)
         self._wire.send(Kind.TELL, to, lane, body=body, type_=type(message).__name__, actor=actor)
 
-    async def ask(
+    def ask(
         self,
         to: NodeAddress,
         actor: str,
@@ -121,14 +121,12 @@ class Courier:
         retries: int = 0,
         lane: Lane = Lane.CONTROL,
         about: str = "",
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Send and wait for the answer; ``retries`` times it is sent again if none comes. Not to wait any more (by the
         deadline or a cancellation) cancels the handler. Raises ``DeadlineExceeded``, ``PeerLost``, ``PeerRestarted``,
         ``ProtocolMismatch``, ``NoSuchActor``, ``Overloaded``, ``DecodeError`` (the answer is of another type) or
         ``RemoteError`` (the handler raised)."""
-        return await self._asking.ask(
-            to, actor, message, reply, timeout_s=timeout_s, retries=retries, lane=lane, about=about
-        )
+        return self._asking.ask(to, actor, message, reply, timeout_s=timeout_s, retries=retries, lane=lane, about=about)
 
     def stream(
         self,
@@ -147,36 +145,37 @@ class Courier:
 
     # ---- receiving -----------------------------------------------------------------------------------------------
 
-    def _arrive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+    def _arrive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
+        """On the way of every message, so written to be cheap."""
         now = self._loop.time()
         if self._mutes.until and self._mutes.muted(routing_id, now):
             self.counters["muted"] += 1
             return
-        header = self._read(lane, routing_id, frames)
-        if header is None:
-            return
-        meeting = self._peers.meet(header.sender, now)
-        if meeting is not Meeting.KNOWN and not self._admits(header.sender, meeting, routing_id):
-            return
-        if header.to_epoch not in (0, self.address.epoch):
-            self._misdirected(header)
-            return
-        self._dispatch(header, frames[1:], lane, now)
-
-    def _read(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> Header | None:
-        """The header of a message, if it is this protocol's and of who has sent it."""
         try:
             header = self._headers.decode(frames[0])
         except (msgspec.MsgspecError, IndexError, RecursionError):
             self._unreadable(lane, routing_id, frames)
-            return None
+            return
         if header.protocol != self._protocol:
             self._unreadable(lane, routing_id, frames)
-            return None
-        if routing_id != _routing_id(header.sender) or len(frames) > MAX_FRAMES:
+            return
+        sender = header.sender
+        if len(frames) > MAX_FRAMES or routing_id != _routing_id(sender):
             self._malformed(routing_id)
-            return None
-        return header
+            return
+        meeting = self._peers.meet(sender, now)
+        if meeting is not Meeting.KNOWN and not self._admits(sender, meeting, routing_id):
+            return
+        if header.to_epoch not in (self.address.epoch, 0):
+            self._misdirected(header)
+            return
+        kind = header.kind
+        if kind in (Kind.REPLY, Kind.ERROR):
+            self._asking.on_answer(header, frames[1:], not more)
+        elif kind <= Kind.STREAM:
+            self._answering.on_request(header, frames[1:], lane, now, not more)
+        else:
+            self._dispatch(header, frames[1:])
 
     def _admits(self, sender: NodeAddress, meeting: Meeting, routing_id: bytes) -> bool:
         """Whether a sender that is not known is heard; it is known from then on."""
@@ -233,12 +232,8 @@ class Courier:
         self.counters["for_earlier_incarnation"] += 1
         self._wire.try_send(Kind.PONG, header.sender)
 
-    def _dispatch(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
+    def _dispatch(self, header: Header, frames: Sequence[Frame]) -> None:
         match header.kind:
-            case Kind.TELL | Kind.ASK | Kind.STREAM:
-                self._answering.on_request(header, frames, lane, now)
-            case Kind.REPLY | Kind.ERROR:
-                self._asking.on_answer(header, frames)
             case Kind.ITEM | Kind.END:
                 self._asking.on_item(header, frames)
             case Kind.CREDIT:

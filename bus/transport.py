@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from bus.codec import Frame
 from bus.message import Lane, NodeAddress
 
-Receive = Callable[[Lane, bytes, Sequence[Frame]], None]
-"""Called on the event loop with the lane, the sender's routing id and the frames of one message."""
+
+class Receive(Protocol):
+    """Called on the event loop, while no task runs, with the lane, the sender's routing id and the frames of one
+    message. ``more``: the next one has come already."""
+
+    def __call__(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None: ...
 
 
 class Transport(Protocol):

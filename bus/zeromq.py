@@ -84,6 +84,12 @@ REFUSED_FOR_S = 2.0
 
 _NOW = int(zmq.NOBLOCK)  # flags as plain numbers: an enum's cost shows at tens of thousands of messages a second
 _READABLE = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
+_MORE = int(zmq.RCVMORE)
+
+
+_Message = tuple[bytes, list[Frame]]
+"""Routing id and frames; none of them if its sender is not who it says."""
 
 
 class _Way(NamedTuple):
@@ -130,6 +136,7 @@ class ZeroMQTransport:
         self._server_keys: dict[str, str] = {}  # by name, as the key file is now
         self._refused: dict[_Where, float] = {}  # until when
         self._receive: Receive | None = None
+        self._ahead: dict[Lane, _Message] = {}  # taken, and not delivered yet
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
         self._loop = asyncio.get_running_loop()
         self._refusals = Refusals(name, self._counters)
@@ -202,13 +209,17 @@ class ZeroMQTransport:
                     self._on_readable(Lane.CONTROL)
                     if taken:  # the rest comes in the next turn, behind what control has set off
                         return
-                router = self._routers.get(lane)
-                if router is None or self._receive is None or not int(router.get(zmq.EVENTS)) & _READABLE:
+                message = self._ahead.pop(lane, None) or self._take(lane)
+                if message is not None:
+                    following = self._take(lane)
+                    if following is not None:
+                        self._ahead[lane] = following
+                    routing_id, frames = message
+                    if frames and self._receive is not None:
+                        self._receive(lane, routing_id, frames, more=following is not None)
+                if lane not in self._ahead:
                     rest = False
                     return
-                routing_id, parts = self._take(router, copy=lane is Lane.CONTROL)
-                if parts:
-                    self._receive(lane, routing_id, unpacked(parts[0]) if len(parts) == 1 else parts)
         finally:
             if rest and self._receive is not None:
                 self._drain_soon(lane)
@@ -216,23 +227,32 @@ class ZeroMQTransport:
     def _control_has_come(self) -> bool:
         """Who asks must see to it that it is drained: the descriptor no longer signals what was seen."""
         router = self._routers.get(Lane.CONTROL)
-        return router is not None and bool(int(router.get(zmq.EVENTS)) & _READABLE)
+        return router is not None and bool(int(router.get(_EVENTS)) & _READABLE)
 
-    def _take(self, router: zmq.Socket[bytes], *, copy: bool) -> tuple[bytes, list[Frame]]:
-        """One message, of which at least the first part is there: routing id and frames; none of them if its sender is
-        not who it says."""
-        if self._doors is None:
-            routing_id, heard = router.recv(_NOW), True
-        else:
-            first = router.recv(_NOW, copy=False)
-            routing_id, heard = first.bytes, self._doors.hears(first)
-        parts: list[Frame] = []
-        while router.get(zmq.RCVMORE):
-            part = router.recv(_NOW, copy=copy)
-            if len(parts) > MAX_FRAMES:
-                continue  # it is refused for their number
-            parts.append(part if isinstance(part, bytes) else memoryview(part.buffer))
-        return routing_id, parts if heard else []
+    def _take(self, lane: Lane) -> _Message | None:
+        """What has come next, if anything has; it is received until nothing is left, since to look first costs more
+        than a message."""
+        router = self._routers.get(lane)
+        if router is None:
+            return None
+        copy, heard = lane is Lane.CONTROL, True
+        try:
+            if self._doors is None:
+                routing_id = router.recv(_NOW)
+            else:
+                first = router.recv(_NOW, copy=False)
+                routing_id, heard = first.bytes, self._doors.hears(first)
+        except zmq.Again:
+            return None
+        part = router.recv(_NOW, copy)
+        parts: list[Frame] = [part if isinstance(part, bytes) else memoryview(part.buffer)]
+        while router.get(_MORE):
+            part = router.recv(_NOW, copy)
+            if len(parts) <= MAX_FRAMES:  # else it is refused for their number
+                parts.append(part if isinstance(part, bytes) else memoryview(part.buffer))
+        if not heard:
+            return routing_id, []
+        return routing_id, unpacked(parts[0]) if len(parts) == 1 else parts
 
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
         if self._receive is None:

@@ -88,13 +88,14 @@ class Cell:
         actor._holdings = self._holdings
         self.handlers = actor.handlers()
 
-    def offer(self, envelope: Envelope) -> None:
-        """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``."""
+    def offer(self, envelope: Envelope, *, at_once: bool = False) -> None:
+        """Queue a message. Raises ``Overloaded`` or, once stopped, ``NoSuchActor``. ``at_once``: an idle actor begins
+        with it within this call, if no task runs."""
         if self._refusal:
             raise NotBegun(f"{self.ref} {self._refusal}")
         if self.metrics.handling is not None:
             self._check_slow()
-        self._mailbox.put(envelope, urgent=envelope.facts.urgent)
+        self._mailbox.put(envelope, urgent=envelope.facts.urgent, at_once=at_once)
 
     def _check_slow(self) -> None:
         """Somebody waits behind a handler."""

@@ -179,7 +179,11 @@ class Remote(Envelope):
     __slots__ = ("_request", "lane")
 
     def __init__(self, facts: HandlerFacts, message: Any, request: Request) -> None:
-        super().__init__(facts, message, request.header.trace)
+        self.facts = facts  # as in the base: on the way of every message
+        self.message = message
+        self.trace = request.header.trace
+        self.cancelled = False
+        self.task = None
         self._request = request
         self.lane = request.lane
         if request.header.kind is Kind.ASK:

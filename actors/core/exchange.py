@@ -24,6 +24,7 @@ from actors.core.typed import Message, reply_type
 from actors.core.watching import NODE_ACTOR
 from bus.bounds import Bounds
 from bus.codec import Decoder
+from bus.deadlines import Deadlines
 from bus.delivery import Courier, Gone, Request
 from bus.message import (
     BusError,
@@ -56,6 +57,7 @@ class Exchange(ABC):
         self._cells: dict[str, Cell] = {}
         self._decoders: dict[Any, Decoder[Any]] = {}
         self._closed = False
+        self._deadlines = Deadlines(self.loop)
         self._courier = Courier(transport, self._serve, on_gone, bounds=bounds)
         self.traces = self._courier.traces
 
@@ -136,11 +138,13 @@ class Exchange(ABC):
         future: asyncio.Future[Any] = self.loop.create_future()
         envelope = LocalAsk(facts, message, self.traces.current(), future)
         cell.offer(envelope)
-        timer = self.loop.call_at(self.loop.time() + timeout_s, self._expire, future, envelope, to, timeout_s, about)
+        late = self._deadlines.add(
+            self.loop.time() + timeout_s, lambda: self._expire(future, envelope, to, timeout_s, about)
+        )
         try:
             answer = await future
         finally:
-            timer.cancel()
+            self._deadlines.over(late)
             if future.cancelled():
                 envelope.cancel()
             elif future.done():
@@ -278,7 +282,7 @@ class Exchange(ABC):
         try:
             cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
             message = request.decode(self._decoder(facts.message))
-            cell.offer(Remote(facts, message, request))
+            cell.offer(Remote(facts, message, request), at_once=request.alone)
         except (NoSuchActor, DecodeError, Overloaded) as error:
             to = f"{header.to}@{self.address.name}"
             self.dead_letter(to, header.type, error, sender=header.sender.name)

@@ -12,6 +12,7 @@ from collections import deque
 from typing import Any
 
 from bus.message import Overloaded
+from bus.prompt import Prompt
 
 MAILBOX_BOUND = 10_000
 
@@ -24,27 +25,31 @@ class Mailbox:
         self._bound = bound
         self._urgent: deque[Any] = deque()
         self._ordinary: deque[Any] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._bell: Prompt[None] = Prompt(asyncio.get_running_loop())
+        self._waits = False
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._ordinary)
 
-    def put(self, item: Any, *, urgent: bool = False) -> None:
-        """Raises ``Overloaded`` when full; ordinary items take no room from urgent ones."""
+    def put(self, item: Any, *, urgent: bool = False, at_once: bool = False) -> None:
+        """Raises ``Overloaded`` when full; ordinary items take no room from urgent ones. ``at_once``: a consumer that
+        waits takes it within this call, if no task runs."""
         queue = self._urgent if urgent else self._ordinary
         if len(queue) >= self._bound:
             raise Overloaded(f"{self._owner}: {self._bound} messages are waiting already")
         queue.append(item)
-        self._wake()
+        if self._waits:
+            self._ring(at_once)
 
     def notice(self, item: Any) -> None:
         """An ordinary item that is never refused."""
         self._ordinary.append(item)
-        self._wake()
+        if self._waits:
+            self._ring(at_once=False)
 
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+    def _ring(self, at_once: bool) -> None:
+        self._waits = False
+        self._bell.settle(None, at_once=at_once)
 
     def drain(self) -> list[Any]:
         """Everything that waits, in the order in which it would have been taken."""
@@ -56,8 +61,9 @@ class Mailbox:
     async def filled(self) -> None:
         """Wait until there is something to take (an idle actor waits for work as long as it lives)."""
         while not self._urgent and not self._ordinary:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            self._bell.renew()
+            self._waits = True
+            await self._bell
 
     def take(self) -> Any | None:
         """The next item; None where somebody else has drained the mailbox."""

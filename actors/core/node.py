@@ -320,3 +320,4 @@ class Node(Exchange, Keeper):
                 break
         await self._objects.close()
         self._courier.close()
+        self._deadlines.close()

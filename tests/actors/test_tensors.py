@@ -192,9 +192,9 @@ async def test_a_tensor_goes_from_node_to_node_into_the_memory_of_the_frame_that
         ref = await b.spawn(lambda: keeper, "keeper")
         receive = b._transport._receive  # type: ignore[attr-defined]
 
-        def look(lane: Lane, routing_id: bytes, parts: Any) -> None:
+        def look(lane: Lane, routing_id: bytes, parts: Any, *, more: bool = False) -> None:
             frames.extend(part for part in parts if isinstance(part, memoryview))
-            receive(lane, routing_id, parts)
+            receive(lane, routing_id, parts, more=more)
 
         b._transport._receive = look  # type: ignore[attr-defined]
         tensor = torch.full((512, 512), 1.5, dtype=torch.bfloat16)

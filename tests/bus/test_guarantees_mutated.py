@@ -100,9 +100,9 @@ def test_it_sees_messages_that_overtake(monkeypatch: Patch) -> None:
 def test_it_sees_messages_that_vanish(monkeypatch: Patch) -> None:
     on_request = Answering.on_request
 
-    def forgetful(self: Answering, header: Header, frames: Sequence[Frame], lane: Lane, now: float) -> None:
+    def forgetful(self: Answering, header: Header, frames: Sequence[Frame], *rest: Any) -> None:
         if header.kind is not Kind.TELL or msgspec.msgpack.decode(frames[0])["op"] % 3:
-            on_request(self, header, frames, lane, now)
+            on_request(self, header, frames, *rest)
 
     monkeypatch.setattr(Answering, "on_request", forgetful)
     expect("nothing vanishes")
@@ -111,9 +111,9 @@ def test_it_sees_messages_that_vanish(monkeypatch: Patch) -> None:
 def test_it_sees_a_full_mailbox_that_drops_in_silence(monkeypatch: Patch) -> None:
     put = Mailbox.put
 
-    def silent(self: Mailbox, item: Any, *, urgent: bool = False) -> None:
+    def silent(self: Mailbox, item: Any, **how: bool) -> None:
         with suppress(Overloaded):
-            put(self, item, urgent=urgent)
+            put(self, item, **how)
 
     monkeypatch.setattr(Mailbox, "put", silent)
     expect("nothing vanishes", among=full)

@@ -28,7 +28,7 @@ class Spot:
         self._loop = network.loop
         self.transport.start(self._receive)
 
-    def _receive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+    def _receive(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
         self.found.append((self._loop.time(), bytes(frames[0]).decode()))
 
     def send(self, to: "Spot", text: str, *, lane: Lane = Lane.CONTROL, size: int = 0) -> None:

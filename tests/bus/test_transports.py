@@ -19,7 +19,7 @@ def listen(transport: Transport) -> list[Arrival]:
     """Start it; what arrives is in the list."""
     found: list[Arrival] = []
 
-    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
         found.append((lane, routing_id, [bytes(frame) for frame in frames]))
 
     transport.start(receive)
@@ -113,7 +113,7 @@ async def test_what_has_arrived_does_not_change_with_what_it_was_sent_from(place
     a, b = place.join("a", 1), place.join("b", 1)
     listen(a)
     kept: list[Frame] = []
-    b.start(lambda lane, routing_id, frames: kept.extend(frames))
+    b.start(lambda lane, routing_id, frames, *, more=False: kept.extend(frames))
     data = bytearray(b"1" * 100_000)
     a.send(b.address, Lane.BULK, [data])
     await place.until(lambda: bool(kept))
@@ -309,7 +309,7 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows(place: P
     listen(a)
     found: list[bytes] = []
 
-    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
         found.append(bytes(frames[0]))
         if frames[0] == b"1":
             raise ValueError("a fault of ours")

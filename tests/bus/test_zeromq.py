@@ -123,7 +123,7 @@ async def test_control_that_comes_while_bulk_is_taken_is_delivered_before_the_ne
         a = nodes("a")._transport
         b = ZeroMQTransport("b", 1)
 
-        def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+        def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
             found.append(lane)
             if len(found) == 3:
                 a.send(b.address, Lane.CONTROL, [b"abort"])
@@ -195,7 +195,7 @@ async def test_a_stranger_that_announces_too_large_a_frame_is_cut_off(monkeypatc
     monkeypatch.setattr(bus.zeromq, "MAX_FRAME_BYTES", 1 << 20)
     found: list[bytes] = []
     transport = ZeroMQTransport("b", 1)
-    transport.start(lambda lane, routing_id, frames: found.append(bytes(frames[0])))
+    transport.start(lambda lane, routing_id, frames, *, more=False: found.append(bytes(frames[0])))
     try:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
@@ -239,7 +239,7 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> Non
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
     found: list[bytes] = []
 
-    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
         found.append(bytes(frames[0]))
         if frames[0] == b"1":
             raise ValueError("a fault of ours")

@@ -96,7 +96,7 @@ async def relay(messages: int, seed: int) -> Outcome:
         transports[number].send(transports[network.random.randrange(NODES)].address, Lane.CONTROL, frames)
 
     for number, transport in enumerate(transports):
-        transport.start(lambda lane, routing_id, frames, number=number: receive(number, frames))  # type: ignore[misc]
+        transport.start(lambda lane, routing_id, frames, *, more=False, number=number: receive(number, frames))
     for number in range(NODES * ASKERS):
         transports[number % NODES].send(transports[0].address, Lane.CONTROL, [b"header" * 20, b"body" * 20])
     await over.wait()
