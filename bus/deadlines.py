@@ -52,15 +52,15 @@ class Deadlines:
     def _due(self, when: float) -> None:
         self._timer, self._set_for = None, math.inf
         now = max(self._loop.time(), when)  # a timer may be called a little early
-        late = []
+        due = []
         while self._times and (self._times[0][0] <= now or self._times[0][1] not in self._late):
-            _, number = heappop(self._times)
-            if number in self._late:
-                late.append(self._late.pop(number))
+            due.append(heappop(self._times)[1])
         if self._times:
             self._set(self._times[0][0])
-        for call in late:
-            call()
+        for number in due:
+            late = self._late.pop(number, None)
+            if late is not None:
+                late()
 
     def close(self) -> None:
         """Forget all of them."""
