@@ -16,14 +16,19 @@ from bus.prompt import Prompt
 
 MAILBOX_BOUND = 10_000
 
+_NONE_YET: deque[Any] = deque(maxlen=0)
+"""In place of a queue that nothing was ever put in: an empty one takes 600 bytes, and most actors are idle."""
+
 
 class Mailbox:
     """Single consumer."""
 
+    __slots__ = ("_bell", "_bound", "_ordinary", "_owner", "_urgent", "_waits")
+
     def __init__(self, owner: str, bound: int) -> None:
         self._owner = owner
         self._bound = bound
-        self._urgent: deque[Any] = deque()
+        self._urgent = _NONE_YET
         self._ordinary: deque[Any] = deque()
         self._bell: Prompt[None] = Prompt(asyncio.get_running_loop())
         self._waits = False
@@ -34,6 +39,8 @@ class Mailbox:
     def put(self, item: Any, *, urgent: bool = False, at_once: bool = False) -> None:
         """Raises ``Overloaded`` when full; ordinary items take no room from urgent ones. ``at_once``: a consumer that
         waits takes it within this call, if no task runs."""
+        if urgent and self._urgent is _NONE_YET:
+            self._urgent = deque()
         queue = self._urgent if urgent else self._ordinary
         if len(queue) >= self._bound:
             raise Overloaded(f"{self._owner}: {self._bound} messages are waiting already")
