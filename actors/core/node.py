@@ -320,4 +320,3 @@ class Node(Exchange, Keeper):
                 break
         await self._objects.close()
         self._courier.close()
-        self._deadlines.close()

@@ -1,10 +1,11 @@
 """The same actors on a simulated network, in virtual time: what docs/actors.md shows."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from actors.core import Node, Ref
+from actors.core import Actor, Node, Ref, handler
 from bus.message import DeadlineExceeded, PeerRestarted
 from bus.simulated import Link, SimulatedNetwork
 from bus.virtual_time import run
@@ -48,5 +49,29 @@ def test_an_asker_learns_that_the_node_it_asked_was_killed_and_started_again() -
             async with Node("b", transport=network.join("b", port=7000)):
                 with pytest.raises(PeerRestarted):
                     await add(a, counter, retries=3)
+
+    run(main(), seed=7)
+
+
+def test_an_ask_within_a_node_ends_at_its_deadline_though_the_node_closed_and_the_handler_does_not_end() -> None:
+    class Stubborn(Actor):
+        @handler
+        async def add(self, message: Add) -> Total:
+            until = now() + 100.0
+            while now() < until:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(until - now())
+            return Total(message.amount)
+
+    async def main() -> None:
+        node = Node("a", transport=SimulatedNetwork(seed=7).join("a"))
+        ref = await node.spawn(Stubborn, "stubborn")
+        asking = asyncio.create_task(add(node, ref, timeout_s=30.0))
+        await asyncio.sleep(1.0)
+        await node.close()  # waits a while for the handler, and gives it up
+        with pytest.raises(DeadlineExceeded):
+            await asking
+        assert now() == pytest.approx(30.0)
+        await asyncio.sleep(100.0)  # the handler ends, too
 
     run(main(), seed=7)
