@@ -17,6 +17,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,11 @@ LOCK = "lock"
 
 PIECE_BYTES = 4 << 20
 """Written, read and summed at a time."""
+
+BEGIN_S = 10.0
+"""How long a node waits for others that just make, or remove, their directories; and how often it looks."""
+
+LOOK_EVERY_S = 0.02
 
 
 class Disk(Protocol):
@@ -98,7 +104,7 @@ class FileDisk:
         if self._parent.stat().st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "the directory for spilled objects is another user's", str(self._parent))
         with (self._parent / LOCK).open("wb") as beginning:
-            fcntl.flock(beginning, fcntl.LOCK_EX)  # nobody has a directory and not yet a lock on it
+            _lock_in_time(beginning.fileno(), self._parent)  # nobody has a directory and not yet a lock on it
             for left in self._parent.glob(f"{PREFIX}*"):
                 _remove_if_dead(left)
             self._own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
@@ -117,6 +123,21 @@ class FileDisk:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _lock_in_time(descriptor: int, directory: Path) -> None:
+    """Raises ``OSError`` where somebody else keeps it: a process that was stopped, as a rule."""
+    until = time.monotonic() + BEGIN_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                why = f"another process has kept the directory for spilled objects locked for {BEGIN_S:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, why, str(directory)) from None
+            time.sleep(LOOK_EVERY_S)
+        else:
+            return
 
 
 def _pieces(content: memoryview) -> Iterator[memoryview]:

@@ -1,6 +1,7 @@
 """What objects lie in: shared memory and its locks, segments that are used again, files on disk."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -253,3 +254,19 @@ def test_another_users_directory_is_not_written_to(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("bus.objects.disk.os.getuid", lambda: owner + 1)
     with pytest.raises(PermissionError, match="another user's"):
         asyncio.run(disk.write("1", memoryview(b"abc")))
+
+
+async def test_a_node_does_not_wait_for_ever_for_a_directory_that_another_process_keeps_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bus.objects.disk.BEGIN_S", 0.1)
+    disk = FileDisk(tmp_path)
+    with (tmp_path / "lock").open("wb") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)  # as a process does that is stopped just then
+        with pytest.raises(OSError, match="has kept the directory for spilled objects locked"):
+            await disk.write("1", memoryview(b"content"))
+    checksum = await disk.write("1", memoryview(b"content"))
+    into = memoryview(bytearray(7))
+    await disk.read("1", into, checksum)
+    assert bytes(into) == b"content"
+    disk.close()
