@@ -19,7 +19,7 @@ _Wakeup = Callable[[Any], object]
 
 
 class Prompt(Generic[T]):
-    """Awaited by one task at a time. It has what ``asyncio`` asks of whatever a task can wait for: see the last part."""
+    """Awaited by one task at a time. The last part is what ``asyncio`` asks of whatever a task can wait for."""
 
     __slots__ = ("_asyncio_future_blocking", "_context", "_error", "_loop", "_value", "_wakeup", "settled")
 
