@@ -100,6 +100,8 @@ class Asking:
                 self._send(id_, asked)
             except (PeerLost, PeerRestarted, Overloaded) as error:
                 raise type(error)(f"{asked.what}: {error}") from None
+            if lane is Lane.CONTROL:
+                self._wire.expect()
             try:
                 result: T = await asked
             finally:

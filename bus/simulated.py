@@ -404,6 +404,9 @@ class SimulatedTransport:
     def disconnect(self, peer: NodeAddress) -> None:
         self._disconnect([(peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)])
 
+    def expect(self) -> None:
+        """In virtual time nobody sleeps."""
+
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         self._disconnect([key for key, known in self._names.items() if known == name and key[0] not in endpoints])
 

@@ -36,6 +36,9 @@ class Transport(Protocol):
         queue is full, ``PeerLost`` where none can be made, ``ValueError`` for a frame that is too large; never
         blocks."""
 
+    def expect(self) -> None:
+        """Called behind a message that will be answered: to hear of the answer soon is worth a little waste."""
+
     def disconnect(self, peer: NodeAddress) -> None:
         """Drop what is queued for a peer, and the connections; an empty endpoint stands for none."""
 

@@ -77,6 +77,10 @@ class Wire:
             check_message(frames)
         self._transport.send(to, lane, frames)
 
+    def expect(self) -> None:
+        """What was just sent will be answered; see ``Transport.expect``."""
+        self._transport.expect()
+
     def try_send(
         self,
         kind: Kind,

@@ -24,6 +24,7 @@ import zmq
 from bus.authentication import Authentication
 from bus.bounds import MAX_FRAMES
 from bus.codec import Frame
+from bus.eager import Eager
 from bus.keyring import Pair
 from bus.locality import nearest, unix_endpoint
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
@@ -115,9 +116,11 @@ class ZeroMQTransport:
         key: ClusterKey | None = None,
         port: int = 0,
         unix: bool = True,
+        eager: bool = True,
     ) -> None:
         """Bind both lanes on ``host``: control on ``port`` (0 is any free one), bulk on any free one. With ``unix``,
-        nodes of this host are also heard, and spoken to, over Unix sockets (``bus.locality``).
+        nodes of this host are also heard, and spoken to, over Unix sockets (``bus.locality``). ``eager``: look for
+        answers before going to sleep (``bus.eager``).
 
         Raises ``SecurityError`` beyond loopback without a key, ``CannotListen`` where the port is taken.
         """
@@ -139,6 +142,7 @@ class ZeroMQTransport:
         self._ahead: dict[Lane, _Message] = {}  # taken, and not delivered yet
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
         self._loop = asyncio.get_running_loop()
+        self._eager = Eager(self._loop, self._look) if eager else None
         self._refusals = Refusals(name, self._counters)
         self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
         try:
@@ -223,6 +227,21 @@ class ZeroMQTransport:
         finally:
             if rest and self._receive is not None:
                 self._drain_soon(lane)
+
+    def expect(self) -> None:
+        if self._eager is not None:
+            self._eager.expect()
+
+    def _look(self) -> bool:
+        """Deliver control that has come; whether any had."""
+        lane = Lane.CONTROL
+        if lane not in self._ahead:
+            message = self._take(lane)
+            if message is None:
+                return False
+            self._ahead[lane] = message
+        self._on_readable(lane)
+        return True
 
     def _control_has_come(self) -> bool:
         """Who asks must see to it that it is drained: the descriptor no longer signals what was seen."""
@@ -397,6 +416,8 @@ class ZeroMQTransport:
         if self._context.closed:
             return
         self._receive = None
+        if self._eager is not None:
+            self._eager.close()
         for router in self._routers.values():
             self._loop.remove_reader(router.fileno())
         if self._timer is not None:

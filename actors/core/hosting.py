@@ -117,7 +117,8 @@ def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> NoReturn:
 
 async def _run(spec: ChildSpec, work: Callable[[ChildContext], Awaitable[Finish]]) -> int:
     # A child's next incarnation starts on this machine: unlike the time of day, its monotonic clock never goes back.
-    async with Node(spec.name, host=spec.host, key=spec.key, epoch=time.monotonic_ns()) as node:
+    # Other threads of it compute, beside which an event loop that does not sleep is in the way.
+    async with Node(spec.name, host=spec.host, key=spec.key, epoch=time.monotonic_ns(), eager=False) as node:
         context = ChildContext(spec, node)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, context.end, "asked to stop")

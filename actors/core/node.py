@@ -66,13 +66,16 @@ class Node(Exchange, Keeper):
         directory: Directory | None = None,
         objects: ObjectStore | None = None,
         unix: bool = True,
+        eager: bool = True,
     ) -> None:
         """``epoch`` grows from one incarnation of a name to the next; the default is the time of day. ``bounds``: of
         what each peer may put on this node. ``directory``: where names are announced and looked up. ``objects``: where
         what is put here goes; by default into memory shared with this machine's processes (none with a ``transport``
-        that is given). ``unix``: Unix sockets between it and the nodes of this host."""
+        that is given). ``unix``: Unix sockets between it and the nodes of this host.
+        ``eager``: look for an answer for up to half a millisecond before going to sleep, where answers come that soon
+        (``bus.eager``); not for a process whose other threads compute."""
         epoch = time.time_ns() if epoch is None else epoch
-        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key, unix=unix)
+        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key, unix=unix, eager=eager)
         super().__init__(self._transport, self._gone, bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)

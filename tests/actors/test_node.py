@@ -114,6 +114,9 @@ class Losing:
     def disconnect(self, peer: NodeAddress) -> None:
         self._inner.disconnect(peer)
 
+    def expect(self) -> None:
+        self._inner.expect()
+
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         self._inner.keep(name, endpoints)
 
