@@ -10,8 +10,9 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from actors.core.actor import HandlerFacts
@@ -122,13 +123,8 @@ class Exchange(ABC):
         if reply is None:
             reply = reply_type(type(message))
         if isinstance(to, Named):
-            return await self._names.ask(
-                to,
-                timeout_s,
-                lambda ref, left_s: self.ask(
-                    ref, message, reply, timeout_s=left_s, retries=retries, lane=lane, about=about
-                ),
-            )
+            again = partial(self.ask, retries=retries, lane=lane, about=about)
+            return await self._ask_by_name(to, message, reply, timeout_s, again)
         if not self.hosts(to):
             decoder = self._decoder(reply)
             return await self._courier.ask(
@@ -138,9 +134,8 @@ class Exchange(ABC):
         future: asyncio.Future[Any] = self.loop.create_future()
         envelope = LocalAsk(facts, message, self.traces.current(), future)
         cell.offer(envelope)
-        late = self._deadlines.add(
-            self.loop.time() + timeout_s, lambda: self._expire(future, envelope, to, timeout_s, about)
-        )
+        expire = partial(self._expire, future, envelope, to, timeout_s, about)
+        late = self._deadlines.add(self.loop.time() + timeout_s, expire)
         try:
             answer = await future
         finally:
@@ -151,6 +146,11 @@ class Exchange(ABC):
                 future.exception()  # seen, also where the asker was cancelled at the same time
         _check_type(answer, reply, to, message)
         return answer
+
+    async def _ask_by_name(
+        self, to: Named, message: Any, reply: Any, timeout_s: float, ask: Callable[..., Awaitable[Any]]
+    ) -> Any:
+        return await self._names.ask(to, timeout_s, lambda ref, left_s: ask(ref, message, reply, timeout_s=left_s))
 
     def _expire(self, future: asyncio.Future[Any], envelope: Envelope, to: Ref, timeout_s: float, about: str) -> None:
         if not future.done():

@@ -75,7 +75,9 @@ class Node(Exchange, Keeper):
         ``eager``: look for an answer for up to half a millisecond before going to sleep, where answers come that soon
         (``bus.eager``); not for a process whose other threads compute."""
         epoch = time.time_ns() if epoch is None else epoch
-        self._transport = transport or ZeroMQTransport(name, epoch, host=host, port=port, key=key, unix=unix, eager=eager)
+        self._transport = transport or ZeroMQTransport(
+            name, epoch, host=host, port=port, key=key, unix=unix, eager=eager
+        )
         super().__init__(self._transport, self._gone, bounds)
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
