@@ -2,7 +2,7 @@
 
 Invariants:
 
-- it lasts ``EAGER_S`` at most after an ask was sent, gives way to every other callback and to every thread that wants to
+- it lasts ``EAGER_S`` at most after an ask was sent, gives way to every other callback and every thread that wants to
   run, and ends with whatever comes first;
 - where answers take longer it is given up: then only one ask in ``SKIPPED`` is looked for, to find out whether that has
   changed.
@@ -43,6 +43,11 @@ class Eager:
         self._until = 0.0
         self._due: asyncio.Handle | None = None
         self._closed = len(os.sched_getaffinity(0)) < 2 if hasattr(os, "sched_getaffinity") else False
+
+    @property
+    def looking(self) -> bool:
+        """Whether it will look again."""
+        return self._due is not None
 
     def expect(self) -> None:
         """An answer will come, perhaps soon."""

@@ -16,29 +16,35 @@ PACKED_FRAMES = 8
 of one part on the wire is always packed."""
 
 _HEADS = [struct.Struct(f"<B{count}I") for count in range(PACKED_FRAMES + 1)]
+_PAIR = _HEADS[2]
+_PAIR_BYTES = _PAIR.size
 
 HEAD_BYTES = _HEADS[-1].size
 """What packing adds at most."""
 
 
-def is_small(sizes: Sequence[int]) -> bool:
-    """Whether frames of these sizes travel packed."""
-    return len(sizes) == 1 or (len(sizes) <= PACKED_FRAMES and sum(sizes) <= PACKED_BYTES)
-
-
-def packed(frames: Sequence[Frame], sizes: Sequence[int]) -> bytes:
-    """At most ``PACKED_FRAMES`` frames: their number, their sizes, then they themselves."""
-    return b"".join((_HEADS[len(frames)].pack(len(frames), *sizes), *frames))
+def packed(frames: Sequence[Frame]) -> bytes | None:
+    """Frames in one: their number, their sizes, then they themselves; None for those that travel as they are."""
+    if len(frames) > PACKED_FRAMES:
+        return None
+    sizes = list(map(len, frames))
+    if sum(sizes) > PACKED_BYTES and len(sizes) > 1:
+        return None
+    return b"".join((_HEADS[len(sizes)].pack(len(sizes), *sizes), *frames))
 
 
 def unpacked(part: Frame) -> list[Frame]:
     """Inverse of ``packed``; empty for what is not."""
-    count = part[0] if len(part) else 0
-    if not 0 < count <= PACKED_FRAMES or len(part) < _HEADS[count].size:
+    count, length = part[0] if len(part) else 0, len(part)
+    if count == 2 and length >= _PAIR_BYTES:  # a header and a body, as nearly all are
+        _, first, second = _PAIR.unpack_from(part)
+        end: int = _PAIR_BYTES + first
+        return [part[_PAIR_BYTES:end], part[end:]] if end + second == length else []
+    if not 0 < count <= PACKED_FRAMES or length < _HEADS[count].size:
         return []
     start = _HEADS[count].size
     frames: list[Frame] = []
     for size in _HEADS[count].unpack_from(part)[1:]:
         frames.append(part[start : start + size])
         start += size
-    return frames if start == len(part) else []
+    return frames if start == length else []

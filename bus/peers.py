@@ -74,8 +74,11 @@ class Peers:
         if to.epoch == 0:
             return None
         known = self._newest.get(to.name)
-        if known is not None and to.epoch < known.epoch:
-            return PeerRestarted(f"node {to.name} restarted since it was addressed")
+        if known is not None:
+            if to.epoch == known.epoch:  # nor lost: one that is, is not known
+                return None
+            if to.epoch < known.epoch:
+                return PeerRestarted(f"node {to.name} restarted since it was addressed")
         epoch, why = self._lost.get(to.name, (0, ""))
         return PeerLost(f"node {to.name} is lost: {why}") if to.epoch <= epoch else None
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import zmq
+from zmq.backend import zmq_poll
 
 from bus.authentication import Authentication
 from bus.bounds import MAX_FRAMES
@@ -28,7 +30,7 @@ from bus.eager import Eager
 from bus.keyring import Pair
 from bus.locality import nearest, unix_endpoint
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
-from bus.packing import HEAD_BYTES, is_small, packed, unpacked
+from bus.packing import HEAD_BYTES, packed, unpacked
 from bus.refusals import Refusals
 from bus.security import (
     ClusterKey,
@@ -55,6 +57,9 @@ QUEUED = {Lane.CONTROL: 50_000, Lane.BULK: 1_000}
 
 ZERO_COPY_BYTES = 65_536
 """Bulk frames from this size on are handed to ZeroMQ without a copy."""
+
+COPIED_BYTES = 65_536
+"""Messages of one part up to this size are copied when they arrive, which makes them cheaper to take apart."""
 
 MAX_FRAME_BYTES = 1 << 30
 """A connection that announces a larger frame is cut, before memory is set aside for it."""
@@ -85,8 +90,6 @@ REFUSED_FOR_S = 2.0
 
 _NOW = int(zmq.NOBLOCK)  # flags as plain numbers: an enum's cost shows at tens of thousands of messages a second
 _READABLE = int(zmq.POLLIN)
-_EVENTS = int(zmq.EVENTS)
-_MORE = int(zmq.RCVMORE)
 
 
 _Message = tuple[bytes, list[Frame]]
@@ -143,6 +146,7 @@ class ZeroMQTransport:
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
         self._loop = asyncio.get_running_loop()
         self._eager = Eager(self._loop, self._look) if eager else None
+        self._signals = select.poll()  # the control lane's descriptor
         self._refusals = Refusals(name, self._counters)
         self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
         try:
@@ -188,6 +192,7 @@ class ZeroMQTransport:
 
     def start(self, receive: Receive) -> None:
         self._receive = receive
+        self._signals.register(self._routers[Lane.CONTROL].fileno(), select.POLLIN)
         for lane, router in self._routers.items():
             self._loop.add_reader(router.fileno(), self._on_readable, lane)
             self._drain_soon(lane)  # what came before may have been signalled already
@@ -209,13 +214,15 @@ class ZeroMQTransport:
         rest = True
         try:
             for taken in range(BATCH[lane]):
-                if lane is Lane.BULK and self._control_has_come():
+                if lane is Lane.BULK and self._has_come(Lane.CONTROL):
                     self._on_readable(Lane.CONTROL)
                     if taken:  # the rest comes in the next turn, behind what control has set off
                         return
                 message = self._ahead.pop(lane, None) or self._take(lane)
                 if message is not None:
-                    following = self._take(lane)
+                    # Where one has come, often no other has, and to look costs less than to receive nothing. Behind
+                    # several there are usually more.
+                    following = self._take(lane) if taken or self._has_come(lane) else None
                     if following is not None:
                         self._ahead[lane] = following
                     routing_id, frames = message
@@ -234,19 +241,15 @@ class ZeroMQTransport:
 
     def _look(self) -> bool:
         """Deliver control that has come; whether any had."""
-        lane = Lane.CONTROL
-        if lane not in self._ahead:
-            message = self._take(lane)
-            if message is None:
-                return False
-            self._ahead[lane] = message
-        self._on_readable(lane)
+        if not self._signals.poll(0):
+            return False
+        self._on_readable(Lane.CONTROL)
         return True
 
-    def _control_has_come(self) -> bool:
+    def _has_come(self, lane: Lane) -> bool:
         """Who asks must see to it that it is drained: the descriptor no longer signals what was seen."""
-        router = self._routers.get(Lane.CONTROL)
-        return router is not None and bool(int(router.get(_EVENTS)) & _READABLE)
+        router = self._routers.get(lane)
+        return router is not None and bool(zmq_poll([(router, _READABLE)], 0))
 
     def _take(self, lane: Lane) -> _Message | None:
         """What has come next, if anything has; it is received until nothing is left, since to look first costs more
@@ -263,15 +266,16 @@ class ZeroMQTransport:
                 routing_id, heard = first.bytes, self._doors.hears(first)
         except zmq.Again:
             return None
-        part = router.recv(_NOW, copy)
-        parts: list[Frame] = [part if isinstance(part, bytes) else memoryview(part.buffer)]
-        while router.get(_MORE):
-            part = router.recv(_NOW, copy)
+        part = router.recv(_NOW, copy=False)  # as a frame, since that knows whether it is the last one
+        if not part.more:
+            whole = part.bytes if len(part) <= COPIED_BYTES else part.buffer
+            return routing_id, unpacked(whole) if heard else []
+        parts: list[Frame] = [part.bytes if copy else part.buffer]
+        while part.more:
+            part = router.recv(_NOW, copy=False)
             if len(parts) <= MAX_FRAMES:  # else it is refused for their number
-                parts.append(part if isinstance(part, bytes) else memoryview(part.buffer))
-        if not heard:
-            return routing_id, []
-        return routing_id, unpacked(parts[0]) if len(parts) == 1 else parts
+                parts.append(part.bytes if copy else part.buffer)
+        return routing_id, parts if heard else []
 
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
         if self._receive is None:
@@ -279,13 +283,13 @@ class ZeroMQTransport:
         endpoint = to.control if lane is Lane.CONTROL else to.bulk
         where = endpoint, lane, self._server_key(to.name)
         way = self._ways.get(where) or self._connect(to, where)
-        sizes = [len(frame) for frame in frames]
-        largest = max(sizes)
+        largest = max(map(len, frames))
         if largest > MAX_FRAME_BYTES:
             raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
+        part = packed(frames)
         try:
-            if is_small(sizes):
-                way.socket.send(packed(frames, sizes), _NOW)
+            if part is not None:
+                way.socket.send(part, _NOW)
             else:
                 way.socket.send_multipart(frames, _NOW, copy=lane is Lane.CONTROL or largest < ZERO_COPY_BYTES)
         except zmq.Again:

@@ -19,7 +19,7 @@ from bus.answering import Request, Serve
 from bus.codec import Decoder, Frame
 from bus.delivery import Courier
 from bus.message import PROTOCOL_VERSION, CannotListen, Lane, NodeAddress, Overloaded, PeerLost, PeerRestarted
-from bus.packing import packed, unpacked
+from bus.packing import PACKED_BYTES, PACKED_FRAMES, packed, unpacked
 from bus.zeromq import BATCH, ZeroMQTransport
 
 
@@ -202,7 +202,7 @@ async def test_a_stranger_that_announces_too_large_a_frame_is_cut_off(monkeypatc
             stranger.connect(transport.address.control)
             stranger.send(b"x" * ((1 << 20) + 100))
             while not found:  # what it sends after it has connected again arrives
-                stranger.send(packed([b"small"], [5]))
+                stranger.send(packed([b"small"]) or b"")
                 await asyncio.sleep(0.01)
     finally:
         transport.close()
@@ -229,9 +229,15 @@ def test_what_is_not_packed_is_no_message(part: bytes) -> None:
 
 def test_packed_frames_come_out_as_they_went_in() -> None:
     frames: list[Frame] = [b"head", b"", memoryview(b"body")]
-    part = packed(frames, [4, 0, 4])
+    part = packed(frames) or b""
     assert part == b"\3\4\0\0\0\0\0\0\0\4\0\0\0headbody"
     assert unpacked(part) == [b"head", b"", b"body"]
+
+
+def test_what_is_not_small_travels_as_it_is() -> None:
+    assert packed([b"head", bytes(PACKED_BYTES)]) is None
+    assert packed([b""] * (PACKED_FRAMES + 1)) is None
+    assert packed([bytes(PACKED_BYTES + 1)]) is not None  # a message of one part is always packed
 
 
 async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> None:
@@ -249,7 +255,7 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> Non
         with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
             sender.connect(transport.address.control)
             for number in range(5):
-                sender.send(packed([str(number).encode()], [1]))
+                sender.send(packed([str(number).encode()]) or b"")
             await asyncio.sleep(0.2)  # all of them wait: no new edge will come
             transport.start(receive)
             await until(lambda: len(found) == 5)
