@@ -25,6 +25,10 @@ HEAD_BYTES = _HEADS[-1].size
 
 def packed(frames: Sequence[Frame]) -> bytes | None:
     """Frames in one: their number, their sizes, then they themselves; None for those that travel as they are."""
+    if len(frames) == 2:  # a header and a body, as nearly all are
+        first, second = frames
+        size, rest = len(first), len(second)
+        return b"".join((_PAIR.pack(2, size, rest), first, second)) if size + rest <= PACKED_BYTES else None
     if len(frames) > PACKED_FRAMES:
         return None
     sizes = list(map(len, frames))
@@ -36,10 +40,10 @@ def packed(frames: Sequence[Frame]) -> bytes | None:
 def unpacked(part: Frame) -> list[Frame]:
     """Inverse of ``packed``; empty for what is not."""
     count, length = part[0] if len(part) else 0, len(part)
-    if count == 2 and length >= _PAIR_BYTES:  # a header and a body, as nearly all are
-        _, first, second = _PAIR.unpack_from(part)
-        end: int = _PAIR_BYTES + first
-        return [part[_PAIR_BYTES:end], part[end:]] if end + second == length else []
+    if count == 2 and length >= _PAIR_BYTES:
+        _, size, rest = _PAIR.unpack_from(part)
+        end: int = _PAIR_BYTES + size
+        return [part[_PAIR_BYTES:end], part[end:]] if end + rest == length else []
     if not 0 < count <= PACKED_FRAMES or length < _HEADS[count].size:
         return []
     start = _HEADS[count].size

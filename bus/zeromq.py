@@ -219,17 +219,15 @@ class ZeroMQTransport:
                     if taken:  # the rest comes in the next turn, behind what control has set off
                         return
                 message = self._ahead.pop(lane, None) or self._take(lane)
-                if message is not None:
-                    # Where one has come, often no other has, and to look costs less than to receive nothing. Behind
-                    # several there are usually more.
-                    following = self._take(lane) if taken or self._has_come(lane) else None
-                    if following is not None:
-                        self._ahead[lane] = following
-                    routing_id, frames = message
-                    if frames and self._receive is not None:
-                        self._receive(lane, routing_id, frames, more=following is not None)
-                if lane not in self._ahead:
-                    rest = False
+                # Behind one there is often no other, and to ask costs less than to receive nothing. Behind several
+                # there are usually more.
+                following = self._take(lane) if taken or self._has_come(lane) else None
+                rest = following is not None
+                if following is not None:
+                    self._ahead[lane] = following
+                if message is not None and message[1] and self._receive is not None:
+                    self._receive(lane, *message, more=rest)
+                if not rest:
                     return
         finally:
             if rest and self._receive is not None:
@@ -281,17 +279,17 @@ class ZeroMQTransport:
         if self._receive is None:
             raise PeerLost(f"node {self._address.name} has closed its connections")
         endpoint = to.control if lane is Lane.CONTROL else to.bulk
-        where = endpoint, lane, self._server_key(to.name)
+        where = endpoint, lane, "" if self._key is None else self._server_key(to.name)
         way = self._ways.get(where) or self._connect(to, where)
-        largest = max(map(len, frames))
-        if largest > MAX_FRAME_BYTES:
-            raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
         part = packed(frames)
+        if part is None or len(part) > MAX_FRAME_BYTES:
+            _check_sizes(frames)
         try:
             if part is not None:
                 way.socket.send(part, _NOW)
             else:
-                way.socket.send_multipart(frames, _NOW, copy=lane is Lane.CONTROL or largest < ZERO_COPY_BYTES)
+                copy = lane is Lane.CONTROL or max(map(len, frames)) < ZERO_COPY_BYTES
+                way.socket.send_multipart(frames, _NOW, copy=copy)
         except zmq.Again:
             raise Overloaded(
                 f"{QUEUED[lane]} messages already wait for node {to.name} on the {lane.name.lower()} lane"
@@ -439,3 +437,9 @@ class ZeroMQTransport:
         if self._doors is not None:
             self._doors.close()
         self._context.term()
+
+
+def _check_sizes(frames: Sequence[Frame]) -> None:
+    largest = max(map(len, frames))
+    if largest > MAX_FRAME_BYTES:
+        raise ValueError(f"a message with an array of {largest} bytes: at most {MAX_FRAME_BYTES} travel in one")
