@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bus import virtual_time
+
 DEADLINE_S = 30.0
 
 
@@ -17,8 +19,8 @@ class LeftBehind(AssertionError):
     """What a test did not clean up."""
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, within ``DEADLINE_S``."""
+def run(test: Coroutine[Any, Any, None], *, virtual: bool = False) -> None:
+    """Run to the end, within ``DEADLINE_S``; of real time or in virtual time."""
     problems: list[str] = []
 
     async def guarded() -> None:
@@ -29,7 +31,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
         problems.extend(repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()})
         gc.collect(1)  # futures whose exception nobody saw report it now
 
-    asyncio.run(guarded())
+    if virtual:
+        virtual_time.run(guarded())
+    else:
+        asyncio.run(guarded())
     if problems:
         raise LeftBehind("\n".join(problems))
 
@@ -39,5 +44,6 @@ def call_if_coroutine(function: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(function.obj):
         return None
     names = inspect.signature(function.obj).parameters
-    run(function.obj(**{name: function.funcargs[name] for name in names}))
+    virtual = function.get_closest_marker("virtual_time") is not None
+    run(function.obj(**{name: function.funcargs[name] for name in names}), virtual=virtual)
     return True

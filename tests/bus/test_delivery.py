@@ -28,6 +28,8 @@ from bus.message import (
 )
 from tests.bus.hands import Hand, Message, carry, settle
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Add(msgspec.Struct):
     amount: int
