@@ -21,8 +21,7 @@ import resource
 import stat
 from typing import Protocol
 
-import numpy as np
-
+from bus.objects.copying import Copier
 from bus.objects.handle import Place
 from bus.objects.host import Host, runs, this_host
 
@@ -35,8 +34,8 @@ SHARE_OF_DESCRIPTORS = 4
 PIECE_BYTES = 8 << 20
 """Copied on the event loop before that gets its turn."""
 
-THREAD_BYTES = 16 << 20
-"""Copied by a thread; from two such pieces on there are several."""
+THREADS_FROM_BYTES = 32 << 20
+"""Copied by threads."""
 
 NAME = "rollart-object"
 
@@ -184,6 +183,7 @@ class SharedMemory:
     def __init__(self) -> None:
         self._host = this_host() if hasattr(os, "memfd_create") else None
         self._private = PrivateMemory()
+        self._copier = Copier()
 
     @property
     def host(self) -> Host | None:
@@ -209,18 +209,11 @@ class SharedMemory:
             raise
 
     async def copy(self, into: memoryview, source: memoryview) -> None:
-        """Beside the event loop, and in several threads: one does not get all of the memory's bandwidth."""
-        if len(source) < 2 * THREAD_BYTES:
+        """Large ones beside the event loop, and in several threads: one does not get all of the memory's bandwidth."""
+        if len(source) < THREADS_FROM_BYTES:
             await self._private.copy(into, source)
-            return
-        loop, target, values = (
-            asyncio.get_running_loop(),
-            np.frombuffer(into, np.uint8),
-            np.frombuffer(source, np.uint8),
-        )
-        pieces = [slice(start, start + THREAD_BYTES) for start in range(0, len(source), THREAD_BYTES)]
-        copies = [loop.run_in_executor(None, np.copyto, target[piece], values[piece]) for piece in pieces]
-        await asyncio.gather(*copies)
+        else:
+            await self._copier.copy(into, source)
 
     def map(self, host: Host, place: Place) -> Mapped | None:
         if self._host is None or not runs(host, self._host):
