@@ -83,6 +83,11 @@ class Borrower:
         """Leases that this node has."""
         return sum(map(len, self._leases.values()))
 
+    @property
+    def mapped(self) -> int:
+        """Segments of other processes that are mapped here, also those that wait to be read again."""
+        return len(self._mappings)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     async def read(self, handle: Object[Any], timeout_s: float) -> Content:

@@ -57,7 +57,7 @@ class Description(msgspec.Struct, frozen=True):
     watches: int
     actors: dict[str, ActorDescription]
     dead_letters: list[DeadLetter]  # newest first
-    objects: dict[str, int] = {}  # those it has put, and what they take; "borrowed": leases on those of other nodes
+    objects: dict[str, int] = {}  # those it has put, and what they take; "borrowed", "mapped": of other nodes
 
 
 class DescribeNode(Message[Description], frozen=True):

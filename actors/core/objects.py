@@ -137,7 +137,7 @@ class Objects:
 
     def describe(self) -> dict[str, int]:
         """In numbers."""
-        return {**self.store.describe(), "borrowed": len(self.borrower)}
+        return {**self.store.describe(), "borrowed": len(self.borrower), "mapped": self.borrower.mapped}
 
     async def close(self) -> None:
         """What is read here stays readable. Idempotent."""

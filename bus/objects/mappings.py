@@ -37,6 +37,10 @@ class Mappings:
         self._idle: dict[_Where, None] = {}  # the one that is idle longest is the first
         self._closed = False
 
+    def __len__(self) -> int:
+        """Segments that are mapped, read or not."""
+        return len(self._open)
+
     def read(self, host: Host, place: Place, epoch: int, id_: int) -> tuple[Head, memoryview] | None:
         """An object as it lies in its owner's memory, until ``done``; None where it cannot be read from here, or is not
         there (any more)."""

@@ -13,6 +13,7 @@ from actors.core import Node
 from actors.core.lending import TERM_S
 from bus.message import DeadlineExceeded
 from bus.objects import ObjectGone, ObjectStore, ObjectStoreFull
+from bus.objects.pool import IDLE_S
 from bus.objects.simulated import SimulatedDisk, SimulatedMachine, SimulatedMemory
 from bus.simulated import Link, SimulatedNetwork
 from bus.virtual_time import run
@@ -158,6 +159,23 @@ def test_a_fetch_survives_the_owners_release_and_a_crash_of_the_owner_ends_it() 
             crash(owner)
             with pytest.raises(ObjectGone, match="no sign of life"):
                 await getting
+
+    virtually(main())
+
+
+def test_memory_is_kept_for_the_next_objects_at_both_ends_and_then_given_back() -> None:
+    async def main() -> None:
+        host = Host()
+        async with host.node("owner", "m1") as owner, host.node("reader", "m1") as reader:
+            for number in range(3):
+                handle = await owner.put(np.full(LARGE, number, np.uint8))
+                assert int((await reader.get(handle, np.ndarray, timeout_s=10))[7]) == number
+                await asyncio.sleep(IDLE_S / 2)
+                assert (owner.description().objects["idle_bytes"], reader.description().objects["mapped"]) == (0, 1)
+                owner.release(handle)
+                assert owner.description().objects["idle_bytes"] >= LARGE
+            await asyncio.sleep(IDLE_S + 1)
+            assert (owner.description().objects["idle_bytes"], reader.description().objects["mapped"]) == (0, 0)
 
     virtually(main())
 

@@ -34,7 +34,7 @@ from tests.bus.town import END_S, Process, Town, start_process
 LASTING = ["a", "b"]
 MORTAL = ["c", "d", "e"]
 CHAPTER_S = 24.0
-"""Of calls and kills; starting, settling and judging take some 8 s more."""
+"""Of calls and kills; starting, settling, giving back memory for objects and judging take some 18 s more."""
 
 CALL_EVERY_S = 0.06
 """On each node, on average: the whole takes about half a core."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from actors.core import Node
+from bus.objects.pool import IDLE_S
 from tests.bus.dealings import FolderDirectory, Pairs, publish
 from tests.bus.history import Staffed, Up
 from tests.bus.life import NAMES, FileBook, Settings, Share, appears, begin
@@ -26,6 +27,11 @@ from tests.bus.workers import Caller, public_name
 
 REST_S = 1.0
 """From the end of the others to the count of what is held: what they were waiting for ends."""
+
+
+LET_GO_S = 2 * IDLE_S
+"""Within which memory that objects lay in is nowhere kept any more to be used again. Until then each piece of it takes
+two descriptors, here and where it was read: as many as there happened to be calls in the last ``IDLE_S``."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -101,11 +107,24 @@ class Lasting:
         wrong += caller.failures()
         caller.let_go()
         await asyncio.sleep(REST_S)
+        if not await self._lets_go():
+            wrong.append(f"{caller.life}: memory for objects is kept for {LET_GO_S:g} s: {self._node.description()}")
         held = self._held()
         if held.unfinished:
             wrong.append(f"{caller.life}: {held.unfinished} asks or streams have not ended")
         publish(directory / f"{name}.held", held)
         publish(directory / f"{name}.left", wrong + self._pairs.left_over())
+
+    async def _lets_go(self) -> bool:
+        """Whether no memory is kept for objects to come."""
+        gc.collect()  # what is read in a cycle stays mapped until it is found
+        until = time.monotonic() + LET_GO_S
+        while time.monotonic() < until:
+            objects = self._node.description().objects
+            if objects["idle_bytes"] == 0 and objects["mapped"] == 0:
+                return True
+            await asyncio.sleep(0.1)
+        return False
 
     def _held(self) -> Held:
         gc.collect()
