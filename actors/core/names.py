@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from actors.core.node import Node
 
 T = TypeVar("T")
+Tell = Callable[[Ref, Any], None]
+"""Puts a message on its way to whom its name turned out to stand for."""
 
 FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 1.0
@@ -50,7 +53,7 @@ class Names:
         self._node = node
         self._directory = directory
         self._known: dict[str, tuple[Ref, Monitor]] = {}
-        self._waiting: dict[str, list[Any]] = {}  # tells to names that are being looked up, in order
+        self._waiting: dict[str, list[tuple[Any, Tell]]] = {}  # tells to names that are being looked up, in order
 
     @property
     def has_directory(self) -> bool:
@@ -105,26 +108,35 @@ class Names:
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def tell(self, named: Named, message: Any, tell: Callable[[Ref, Any], None]) -> None:
-        """In order; at once where it is known who is meant."""
-        waiting = self._waiting.get(named.name)
-        if waiting is not None:
-            waiting.append(message)
-        elif (known := self._known.get(named.name)) is not None:
+    def tell(self, named: Named, message: Any, tell: Tell) -> None:
+        """In order; at once where it is known who is meant. Raises ``ValueError`` without a directory."""
+        if (known := self._known.get(named.name)) is not None and named.name not in self._waiting:
             tell(known[0], message)
-        else:
-            self._waiting[named.name] = [message]
-            self._node.background(self._tell_later(named, tell))
+            return
+        if named.name not in self._waiting:
+            _ = self.directory  # raises where there is none
+            self._waiting[named.name] = []
+            self._node.background(self._tell_later(named))
+        context = copy_context()  # whoever tells later does so for who tells now: under the same trace
+        self._waiting[named.name].append((message, lambda ref, message: context.run(tell, ref, message)))
 
-    async def _tell_later(self, named: Named, tell: Callable[[Ref, Any], None]) -> None:
+    async def _tell_later(self, named: Named) -> None:
         try:
             ref = await self.find(named.name, TELL_WITHIN_S)
         except BusError as error:
-            for message in self._waiting.pop(named.name):
-                self._node.dead_letter(str(named), message, error)
-        else:
-            for message in self._waiting.pop(named.name):
+            self._give_up(named.name, error)
+            return
+        for message, tell in self._waiting.pop(named.name):
+            try:
                 tell(ref, message)
+            except (TypeError, ValueError) as error:  # it cannot travel; those behind it can
+                self._node.dead_letter(str(named), message, BusError(str(error)))
+
+    def _give_up(self, name: str, error: BusError) -> None:
+        for message, _ in self._waiting.pop(name):
+            self._node.dead_letter(str(Named(name)), message, error)
 
     def close(self) -> None:
-        self._known.clear()
+        """Nothing is looked up any more."""
+        for name in list(self._waiting):
+            self._give_up(name, BusError(f"node {self._node.address.name} closed before it was found"))

@@ -323,5 +323,6 @@ class Node(Exchange, Keeper):
             if stuck:
                 log.error("node %s: %d background tasks do not end", self.address.name, len(stuck))
                 break
+        self._names.close()
         await self._objects.close()
         self._courier.close()

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from actors.core import Actor, LocalDirectory, Named, Node, Ref, Restarts, handler
-from bus.message import ActorStopped, DeadlineExceeded, DecodeError, NoSuchActor, PeerLost, RemoteError
+from bus.message import ActorStopped, DeadlineExceeded, DecodeError, Lane, NoSuchActor, PeerLost, RemoteError
+from bus.tracing import trace
 from tests.actors.support import Add, Example, Fail, Mark, Total, Wait, until
 
 COUNTER = Named("counter")
@@ -176,6 +178,39 @@ async def test_a_node_without_a_directory_says_so() -> None:
     async with Node("n") as node:
         with pytest.raises(ValueError, match="node n was given no directory"):
             await node.ask(COUNTER, Add(1), Total, timeout_s=1)
+        with pytest.raises(ValueError, match="node n was given no directory"):
+            node.tell(COUNTER, Add(1))
+
+
+async def test_tells_that_wait_for_a_name_go_as_they_were_told_and_one_that_cannot_travel_keeps_none_back() -> None:
+    class Hearing(Actor):
+        heard: ClassVar[set[tuple[str, int]]] = set()
+
+        @handler
+        async def mark(self, message: Mark) -> None:
+            self.heard.add((message.text, trace.get()))
+
+    async with three() as (asker, one, _):
+        trace.set(7)
+        asker.tell(Named("hearing"), Mark("first"))
+        asker.tell(Named("hearing"), Mark(object()))  # type: ignore[arg-type]
+        trace.set(8)
+        asker.tell(Named("hearing"), Mark("second"), lane=Lane.BULK)
+        await one.announce("hearing", await one.spawn(Hearing, "h"))
+        await until(lambda: len(Hearing.heard) == 2)
+        assert Hearing.heard == {("first", 7), ("second", 8)}
+        assert one.describe()["actors"]["h"]["lanes"] == {"control": 1, "bulk": 1, "local": 0}
+        (letter,) = asker.dead_letters()
+        assert letter.to == "'hearing'"
+        assert "cannot put a object in a message" in letter.why
+
+
+async def test_a_tell_that_waits_for_a_name_when_its_node_closes_is_a_dead_letter() -> None:
+    async with Node("n", directory=LocalDirectory()) as node:
+        node.tell(COUNTER, Add(1))  # not even looked for
+        await node.close()
+        (letter,) = node.dead_letters()
+        assert "node n closed before it was found" in letter.why
 
 
 # ---- actors on other nodes -------------------------------------------------------------------------------------------
