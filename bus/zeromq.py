@@ -144,6 +144,7 @@ class ZeroMQTransport:
         self._receive: Receive | None = None
         self._ahead: dict[Lane, _Message] = {}  # taken, and not delivered yet
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
+        self._rebinds: dict[str, asyncio.TimerHandle] = {}  # by endpoint, of those that are not free again yet
         self._loop = asyncio.get_running_loop()
         self._eager = Eager(self._loop, self._look) if eager else None
         self._signals = select.poll()  # the control lane's descriptor
@@ -391,7 +392,10 @@ class ZeroMQTransport:
             return
         for lane, endpoint in ((Lane.CONTROL, self._address.control), (Lane.BULK, self._address.bulk)):
             for place in self._places(endpoint):
-                self._routers[lane].unbind(place)
+                if place in self._rebinds:
+                    self._rebinds.pop(place).cancel()
+                else:
+                    self._routers[lane].unbind(place)
             secure_server(self._routers[lane], pair)
             for place in self._places(endpoint):
                 self._rebind(lane, place)
@@ -403,14 +407,14 @@ class ZeroMQTransport:
             return False
 
     def _rebind(self, lane: Lane, endpoint: str, attempt: int = 1) -> None:
-        if self._context.closed:
-            return
+        self._rebinds.pop(endpoint, None)
         try:
             self._routers[lane].bind(endpoint)
         except zmq.ZMQError as error:
             if attempt % REBINDS_UNTIL_TOLD == 0:
                 log.error("cannot listen at %s again with the new key: %s; still trying", endpoint, error.strerror)
-            self._loop.call_later(REBIND_EVERY_S, self._rebind, lane, endpoint, attempt + 1)
+            again = self._loop.call_later(REBIND_EVERY_S, self._rebind, lane, endpoint, attempt + 1)
+            self._rebinds[endpoint] = again
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
@@ -422,8 +426,9 @@ class ZeroMQTransport:
             self._eager.close()
         for router in self._routers.values():
             self._loop.remove_reader(router.fileno())
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, *self._rebinds.values()):
+            if timer is not None:
+                timer.cancel()
         self._close_sockets()
 
     def _close_sockets(self) -> None:

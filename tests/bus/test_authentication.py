@@ -23,6 +23,7 @@ from bus.delivery import Courier
 from bus.keyring import Pair
 from bus.message import DeadlineExceeded, Header, Kind, Lane, NodeAddress, PeerLost
 from bus.security import ClusterKey, SecurityError, make_key, read_key
+from bus.zeromq import ZeroMQTransport
 from tests.bus.test_zeromq import TEXT, Nodes, Text, ask, echo, until
 from tests.bus.wiretap import tapped
 
@@ -341,6 +342,23 @@ async def test_keys_are_rotated_under_running_nodes_and_the_old_one_is_refused_a
         async with stranger(a, keyring.load(key.path).pairs[-1].public, thief) as dealer:
             dealer.send_multipart(message(address_of("stranger"), "let me in"))
             await until(lambda: counted(a, "refused_keys") == 1)
+
+
+async def test_a_key_that_changes_again_before_its_node_listens_with_the_last_one_is_changed_too(
+    key: ClusterKey,
+) -> None:
+    clock = Clock()
+    async with Nodes() as nodes:
+        b = nodes("b", echo, key=opened(key.path, clock))
+        a = nodes("a", key=opened(key.path, clock))
+        assert await ask(a, b.address, "first key") == "first key"
+        transport = b._transport
+        assert isinstance(transport, ZeroMQTransport)
+        for _ in range(2):  # within one turn of the loop: the ports are not free again yet
+            keyring.replace(key.path, keyring.rotate(keyring.load(key.path), now=clock.now, overlap_s=0.0))
+            transport._look_at_keys()
+        assert await ask(a, b.address, "third key", retries=20) == "third key"
+        await until(lambda: not transport._rebinds)
 
 
 async def test_a_changed_file_that_is_no_good_changes_nothing(
