@@ -43,7 +43,8 @@ class Transport(Protocol):
         """Drop what is queued for a peer, and the connections; an empty endpoint stands for none."""
 
     def keep(self, name: str, endpoints: Collection[str]) -> None:
-        """Disconnect from a node, by the name under which it was addressed, anywhere but at these endpoints."""
+        """Disconnect from a node, by the name under which it was addressed, anywhere but where it can be reached at
+        these endpoints."""
 
     def close(self) -> None:
         """Close all connections; what is queued gets a short, bounded time to leave. Idempotent."""

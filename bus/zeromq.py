@@ -101,6 +101,7 @@ class _Way(NamedTuple):
 
     socket: zmq.Socket[bytes]
     name: str  # of the peer, as it was addressed
+    place: str  # where it goes: the endpoint itself, or the Unix socket beside it
 
 
 _Where = tuple[str, Lane, str]
@@ -328,13 +329,16 @@ class ZeroMQTransport:
         if self._pair is not None and self._doors is not None:
             secure_client(dealer, self._pair, server_key)
             self._doors.watch_client(dealer, lambda: self._on_refused(where))
-        way = self._ways[where] = _Way(dealer, to.name)
+        way = self._ways[where] = _Way(dealer, to.name, self._nearest(endpoint))
         try:
-            dealer.connect(nearest(endpoint, self._address.control) if self._unix else endpoint)
+            dealer.connect(way.place)
         except zmq.ZMQError as error:
             self._drop(where, linger_ms=0)
             raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
         return way
+
+    def _nearest(self, endpoint: str) -> str:
+        return nearest(endpoint, self._address.control) if self._unix else endpoint
 
     def _on_refused(self, where: _Where) -> None:
         """libzmq gives up a connection whose key is refused: the next message after a while tries anew."""
@@ -360,7 +364,8 @@ class ZeroMQTransport:
 
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         for where, way in list(self._ways.items()):
-            if way.name == name and where[0] not in endpoints:
+            moved = where[0] not in endpoints
+            if way.name == name and (moved or way.place not in (where[0], self._nearest(where[0]))):
                 self._drop(where, linger_ms=0)
 
     # ---- keys that change ----------------------------------------------------------------------------------------

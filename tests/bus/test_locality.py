@@ -33,6 +33,18 @@ async def test_nodes_of_a_host_speak_over_unix_sockets_where_both_have_them(
         assert ways(a._transport) == {scheme}
 
 
+async def test_a_node_that_is_back_without_its_unix_socket_is_answered_once_it_is_heard() -> None:
+    port = free_port()
+    async with Nodes() as nodes:
+        a, b = nodes("a", echo), nodes("b", port=port)
+        assert await ask(b, a.address, "first") == "first"
+        assert ways(a._transport) == {"ipc"}
+        b._transport.close()  # as if killed: it takes no leave
+        again = nodes("b", epoch=2, port=port, unix=False)
+        assert await ask(again, a.address, "second") == "second"
+        assert ways(a._transport) == {"tcp"}
+
+
 async def test_a_socket_is_gone_with_its_node_and_leaves_no_name() -> None:
     async with Nodes() as nodes:
         endpoint = nodes("a").address.control
