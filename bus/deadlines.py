@@ -1,7 +1,8 @@
 """Deadlines of which hardly any is ever reached: one timer for all of them.
 
-Invariant: what is not over by its time is called then, once; what is over is not, and takes no memory for longer than
-twice as many as it take place. A timer of its own for each, set and cancelled, costs an ask more than its encoding.
+Invariant: what is not over by its time is called then, once, also where one that is called before it raises; what is
+over is not called, and no more of it is kept than of what is not, and ``SPARE``. A timer of its own for each, set and
+cancelled, costs an ask more than its encoding.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 SPARE = 100
-"""So many that are over may be kept, however few there are."""
+"""So many that are over may be kept beside those that are not, however few these are."""
 
 
 class Deadlines:
@@ -52,15 +54,19 @@ class Deadlines:
     def _due(self, when: float) -> None:
         self._timer, self._set_for = None, math.inf
         now = max(self._loop.time(), when)  # a timer may be called a little early
-        due = []
+        due: deque[int] = deque()
         while self._times and (self._times[0][0] <= now or self._times[0][1] not in self._late):
             due.append(heappop(self._times)[1])
-        if self._times:
-            self._set(self._times[0][0])
-        for number in due:
-            late = self._late.pop(number, None)
-            if late is not None:
-                late()
+        try:
+            while due:
+                late = self._late.pop(due.popleft(), None)
+                if late is not None:
+                    late()
+        finally:  # where one raised, which the event loop reports, the rest come in its next turn
+            for number in due:
+                heappush(self._times, (now, number))
+            if self._times:
+                self._set(self._times[0][0])
 
     def close(self) -> None:
         """Forget all of them."""

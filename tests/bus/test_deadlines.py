@@ -4,72 +4,78 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from bus.deadlines import SPARE, Deadlines
-from bus.virtual_time import run
+
+pytestmark = pytest.mark.virtual_time
 
 
-def test_what_is_not_over_is_called_at_its_time_and_once() -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        called: list[tuple[str, float]] = []
-        deadlines = Deadlines(loop)
+class Calls:
+    """Deadlines that write down by name when they were called; times are seconds from the beginning."""
 
-        def add(name: str, after_s: float) -> int:
-            return deadlines.add(start + after_s, lambda: called.append((name, loop.time() - start)))
+    def __init__(self) -> None:
+        self.deadlines = Deadlines(asyncio.get_running_loop())
+        self.made: list[tuple[str, float]] = []
 
-        add("late", 3.0)
-        over = add("over", 2.0)
-        add("early", 1.0)  # the timer is brought forward
-        add("early too", 1.0)
-        deadlines.over(over)
-        await asyncio.sleep(10)
-        assert called == [("early", 1.0), ("early too", 1.0), ("late", 3.0)]
-
-    run(test(), seed=1)
+    def add(self, name: str, when_s: float) -> int:
+        return self.deadlines.add(when_s, lambda: self.made.append((name, asyncio.get_running_loop().time())))
 
 
-def test_one_may_be_added_or_ended_by_another() -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        called: list[str] = []
-        deadlines = Deadlines(loop)
-        ended: list[int] = []
-
-        def first() -> None:
-            for number in ended:
-                deadlines.over(number)
-            deadlines.add(loop.time() + 5, lambda: called.append("second"))
-            called.append("first")
-
-        deadlines.add(loop.time() + 1, first)
-        ended += [deadlines.add(loop.time() + after_s, lambda: called.append("never")) for after_s in (1, 2)]
-        await asyncio.sleep(10)
-        assert called == ["first", "second"]
-
-    run(test(), seed=1)
+async def test_what_is_not_over_is_called_at_its_time_and_once() -> None:
+    calls = Calls()
+    calls.add("late", 3.0)
+    over = calls.add("over", 2.0)
+    calls.add("early", 1.0)  # the timer is brought forward
+    calls.add("early too", 1.0)
+    calls.deadlines.over(over)
+    await asyncio.sleep(10)
+    assert calls.made == [("early", 1.0), ("early too", 1.0), ("late", 3.0)]
 
 
-def test_what_is_over_takes_no_memory() -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        deadlines = Deadlines(loop)
-        for _ in range(100_000):
-            deadlines.over(deadlines.add(loop.time() + 60, lambda: None))
-        assert len(deadlines._times) <= SPARE + 1
-        assert not deadlines._late
+async def test_one_may_be_added_or_ended_by_another() -> None:
+    calls = Calls()
+    ended: list[int] = []
 
-    run(test(), seed=1)
+    def first() -> None:
+        for number in ended:
+            calls.deadlines.over(number)
+        calls.add("second", 6.0)
+
+    calls.deadlines.add(1.0, first)
+    ended += [calls.add("never", when_s) for when_s in (1.0, 2.0)]
+    await asyncio.sleep(10)
+    assert calls.made == [("second", 6.0)]
 
 
-def test_once_closed_none_is_called() -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        called: list[int] = []
-        deadlines = Deadlines(loop)
-        deadlines.add(loop.time() + 1, lambda: called.append(1))
-        deadlines.close()
-        await asyncio.sleep(5)
-        assert called == []
+async def test_one_that_raises_keeps_none_from_being_called() -> None:
+    calls = Calls()
+    raised: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(repr(context["exception"])))
 
-    run(test(), seed=1)
+    def wrong() -> None:
+        raise ValueError("no")
+
+    for call in (wrong, wrong):
+        calls.deadlines.add(1.0, call)
+    calls.add("at the same time", 1.0)
+    calls.add("later", 2.0)
+    await asyncio.sleep(10)
+    assert raised == ["ValueError('no')"] * 2
+    assert calls.made == [("at the same time", 1.0), ("later", 2.0)]
+
+
+async def test_what_is_over_takes_no_memory() -> None:
+    deadlines = Deadlines(asyncio.get_running_loop())
+    for _ in range(100_000):
+        deadlines.over(deadlines.add(60.0, lambda: None))
+    assert len(deadlines._times) <= SPARE + 1
+    assert not deadlines._late
+
+
+async def test_once_closed_none_is_called() -> None:
+    calls = Calls()
+    calls.add("never", 1.0)
+    calls.deadlines.close()
+    await asyncio.sleep(5)
+    assert calls.made == []
