@@ -99,18 +99,19 @@ class FileDisk:
             raise OSError(errno.EIO, f"a file with checksum {found:08x}, written with {checksum:08x}", str(path))
 
     def _open(self) -> Path:
-        """This node's own directory; what dead nodes have left beside it is removed."""
+        """Make this node's own directory, and remove what dead nodes have left beside it."""
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._parent.stat().st_uid != os.getuid():
             raise PermissionError(errno.EPERM, "the directory for spilled objects is another user's", str(self._parent))
         with (self._parent / LOCK).open("wb") as beginning:
             _lock_in_time(beginning.fileno(), self._parent)  # nobody has a directory and not yet a lock on it
-            for left in self._parent.glob(f"{PREFIX}*"):
-                _remove_if_dead(left)
-            self._own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
-            self._lock = os.open(self._own / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        return self._own
+            if self._own is None:  # another thread of this node may have waited for the lock as well
+                _remove_dead(self._parent)
+                own = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._parent))
+                self._lock = os.open(own / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                self._own = own
+            return self._own
 
     def remove(self, name: str) -> None:
         if self._own is not None:
@@ -145,11 +146,13 @@ def _pieces(content: memoryview) -> Iterator[memoryview]:
         yield content[start : start + PIECE_BYTES]
 
 
-def _remove_if_dead(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # another user's, or removed by its own node just now
-        lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(lock)
+def _remove_dead(parent: Path) -> None:
+    """What nodes that were killed have left; with the lock on their parent."""
+    for directory in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, a living node's, or removed by its own node just now
+            lock = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)

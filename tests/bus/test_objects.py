@@ -270,3 +270,16 @@ async def test_a_node_does_not_wait_for_ever_for_a_directory_that_another_proces
     await disk.read("1", into, checksum)
     assert bytes(into) == b"content"
     disk.close()
+
+
+async def test_two_first_writes_at_once_go_to_one_directory(tmp_path: Path) -> None:
+    disk = FileDisk(tmp_path)
+    with (tmp_path / "lock").open("wb") as kept:
+        fcntl.flock(kept, fcntl.LOCK_EX)
+        writes = [asyncio.create_task(disk.write(name, memoryview(b"content"))) for name in ("1", "2")]
+        await asyncio.sleep(0.1)  # both wait for the lock
+    into = memoryview(bytearray(7))
+    for name, checksum in zip(("1", "2"), await asyncio.gather(*writes), strict=True):
+        await disk.read(name, into, checksum)
+    disk.close()
+    assert os.listdir(tmp_path) == ["lock"]
