@@ -82,6 +82,7 @@ class Node(Exchange, Keeper):
         self._liveness = Liveness(self._courier, self.background)
         self.watches = Watches(self, self._liveness)
         store = objects or ObjectStore(memory=PrivateMemory() if transport is not None else None)
+        self._tidies = transport is None  # in virtual time there are no files of others
         self._objects = Objects(self, store, self._liveness, self._decoder)
         self._names = Names(self, directory)
         self._announced: dict[str, Ref] = {}
@@ -91,6 +92,8 @@ class Node(Exchange, Keeper):
 
     async def __aenter__(self) -> Node:
         """With a directory the node is announced there."""
+        if self._tidies:
+            self.background(self._objects.store.tidy())
         if self._names.has_directory:
             try:
                 await self.announce(f"@{self.address.name}", Ref(self.address, NODE_ACTOR))

@@ -4,8 +4,8 @@ Invariants:
 
 - what is read back is what was written, or an error: its length and CRC-32 are checked;
 - a write that fails leaves nothing behind;
-- the directory of a node that was killed is removed by the next node that spills beside it: whoever lives holds a lock
-  on its own one, which ends with its process in whatever way.
+- the directory of a node that was killed is removed by the next node that begins, or spills, beside it: whoever lives
+  holds a lock on its own one, which ends with its process in whatever way.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class Disk(Protocol):
 
     async def read(self, name: str, into: memoryview, checksum: int) -> None:
         """Fill what is to be filled. Raises ``OSError``, also for what is not what was written."""
+
+    async def tidy(self) -> None:
+        """Remove what others have left that are no more. Raises ``OSError``."""
 
     def remove(self, name: str) -> None:
         """Also what was never written."""
@@ -112,6 +115,15 @@ class FileDisk:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 self._own = own
             return self._own
+
+    async def tidy(self) -> None:
+        if next(self._parent.glob(f"{PREFIX}*"), None) is not None:
+            await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        with (self._parent / LOCK).open("wb") as beginning, contextlib.suppress(BlockingIOError):
+            fcntl.flock(beginning.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)  # else somebody does so just now
+            _remove_dead(self._parent)
 
     def remove(self, name: str) -> None:
         if self._own is not None:

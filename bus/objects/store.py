@@ -72,6 +72,13 @@ class ObjectStore:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    async def tidy(self) -> None:
+        """Remove what nodes that were killed have left on disk; where that is not possible it is logged."""
+        try:
+            await self._disk.tidy()
+        except OSError as error:
+            log.warning("what killed nodes have left on disk cannot be removed: %s", error)
+
     # ---- in ------------------------------------------------------------------------------------------------------
 
     async def put(self, frames: Sequence[Frame], type_: str, *, raw: bool, hold_s: float | None) -> Stored:

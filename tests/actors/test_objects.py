@@ -1,6 +1,7 @@
 """Objects between real processes and nodes: put, get without a copy, life, and what is refused."""
 
 import asyncio
+import fcntl
 import gc
 import os
 import resource
@@ -376,6 +377,18 @@ async def test_what_memory_has_no_room_for_goes_to_disk_and_comes_back(tmp_path:
         (own,) = (tmp_path / "spill").glob("node-*")
         await until(lambda: [path.name for path in own.iterdir()] == ["lock"])
     assert not list((tmp_path / "spill").glob("node-*"))
+
+
+async def test_what_a_killed_node_spilled_is_removed_when_another_begins(tmp_path: Path) -> None:
+    left, living = tmp_path / "node-left", tmp_path / "node-living"
+    for directory in (left, living):
+        directory.mkdir()
+        (directory / "1").write_bytes(b"an object")
+    with (living / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        async with Node("n", objects=ObjectStore(directory=tmp_path)):
+            await until(lambda: not left.exists())
+            assert (living / "1").read_bytes() == b"an object"
 
 
 async def test_what_is_being_read_is_not_moved_and_a_store_full_of_it_says_so(tmp_path: Path) -> None:
