@@ -253,6 +253,10 @@ class Courier:
         """The newest incarnation of a node that we have heard from."""
         return self._peers.newest(name)
 
+    def is_gone(self, address: NodeAddress) -> bool:
+        """Whether an incarnation is lost, or has a successor."""
+        return self._peers.refusal(address) is not None
+
     def ping(self, to: NodeAddress) -> None:
         """Ask for a sign of life; ``last_heard`` tells when the last one came."""
         self._wire.try_send(Kind.PING, to)

@@ -143,7 +143,7 @@ class Borrower:
         return lent
 
     async def _while_it_runs(self, handle: Object[Any], work: Coroutine[Any, Any, T]) -> T:
-        """What comes of work that needs the owner. Raises ``ObjectGone`` once there is none."""
+        """What comes of work that needs the owner. Raises ``ObjectGone`` once that is gone."""
         task = asyncio.ensure_future(work)
         watched = False
         try:
@@ -157,6 +157,8 @@ class Borrower:
                     watched = True
                     self._liveness.hold(handle.owner)
         except (PeerLost, NotBegun) as error:
+            if isinstance(error, PeerLost) and not self._liveness.lost(handle.owner):
+                raise  # on the way, or because this node closes
             raise ObjectGone(f"{handle} is gone: {error}") from None
         finally:
             if watched:
@@ -249,11 +251,11 @@ class Borrower:
     def _renew_soon(self, owner: NodeAddress) -> None:
         del self._renewals[owner]
         if owner in self._leases:
-            self._node.background(self._renew(owner))
+            self._node.background(self._renew(owner, list(self._leases[owner])))
             self._renew_later(owner)
 
-    async def _renew(self, owner: NodeAddress) -> None:
-        message = RenewLeases(self._node.address, list(self._leases[owner]))
+    async def _renew(self, owner: NodeAddress, leases: list[int]) -> None:
+        message = RenewLeases(self._node.address, leases)
         try:
             renewed = await self._node.ask(Ref(owner, NODE_ACTOR), message, timeout_s=TERM_S, retries=RETRIES)
         except PeerLost as error:

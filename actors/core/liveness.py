@@ -60,6 +60,10 @@ class Liveness:
             del self._holders[peer]
             self._held.pop(peer).cancel()
 
+    def lost(self, peer: NodeAddress) -> bool:
+        """Whether an incarnation is known to be gone."""
+        return self._courier.is_gone(peer)
+
     async def _watch(self, peer: NodeAddress, silence_s: float, on_lost: Lost) -> None:
         unanswered, heard = 0, self._courier.last_heard(peer.name)
         while unanswered * PING_EVERY_S < silence_s:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from actors.core import Node
+from actors.core.borrowing import RENEWALS
 from actors.core.lending import TERM_S
-from bus.message import DeadlineExceeded
+from bus.message import DeadlineExceeded, PeerLost
 from bus.objects import ObjectGone, ObjectStoreFull
 from bus.objects.pool import IDLE_S
 from bus.objects.simulated import SimulatedDisk
@@ -169,6 +170,40 @@ async def test_a_fetch_cancelled_in_the_moment_of_its_failure_leaves_no_unseen_e
     del getting
     gc.collect()
     assert unseen == []
+
+
+async def test_what_gets_lost_on_the_way_or_with_its_reader_is_not_said_to_be_gone() -> None:
+    host = Host()
+    async with host.node("owner", "m1") as owner, host.node("reader", "m2") as reader:
+        handle = await owner.put(np.arange(16 * LARGE))
+        getting = asyncio.create_task(reader.get(handle, np.ndarray, timeout_s=10))
+        await asyncio.sleep(0.05)
+        host.network.set_link("owner", "reader", Link(latency_s=0.001, loss=0.5))
+        with pytest.raises(PeerLost, match="was lost on the way") as lost:
+            await getting
+        assert not isinstance(lost.value, ObjectGone)
+        host.network.set_link("owner", "reader", Link(latency_s=0.001))
+        getting = asyncio.create_task(reader.get(handle, np.ndarray, timeout_s=10))
+        await asyncio.sleep(0.05)
+        await reader.close()
+        with pytest.raises(PeerLost, match="this node is closing"):
+            await getting
+
+
+async def test_a_lease_that_is_given_back_just_as_it_is_to_be_renewed_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host()
+    async with host.node("owner", "m1") as owner, host.node("holder", "m2") as holder:
+        handle = await owner.put(b"abc")
+        loop = asyncio.get_running_loop()
+        holding = asyncio.create_task(holder.hold(handle, timeout_s=5))
+        await asyncio.sleep(0)
+        loop.call_later(TERM_S / RENEWALS, holder.release, handle)  # behind the renewal's timer, in the same turn
+        await holding
+        await asyncio.sleep(TERM_S)
+        assert objects(owner) == 1
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_memory_keeps_its_bound_while_many_put_and_get_at_once() -> None:
