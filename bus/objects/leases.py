@@ -40,17 +40,16 @@ class Leases:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def add(self, lease: Lease) -> bool:
-        """False where there is one of this key already (its request came twice)."""
+    def add(self, lease: Lease) -> None:
+        """Unless there is one of this key already: its request came twice."""
         if lease.key in self._by_key:
-            return False
+            return
         self._by_key[lease.key] = lease
         self._of.setdefault(lease.object, {})[lease.key] = lease
         if lease.term_s is not None:
             loop = asyncio.get_running_loop()
             lease.deadline = loop.time() + lease.term_s
             lease.timer = loop.call_at(lease.deadline, self._due, lease)
-        return True
 
     def get(self, key: Key) -> Lease | None:
         return self._by_key.get(key)
