@@ -244,15 +244,6 @@ async def test_an_object_lives_until_its_last_hold_ends() -> None:
                 await node.get(handle, np.ndarray, timeout_s=5)
 
 
-async def test_an_object_put_for_a_while_goes_by_itself() -> None:
-    async with Node("owner") as node:
-        handle = await node.put(b"x" * 100, hold_s=0.05)
-        assert await node.get(handle, bytes, timeout_s=5) == b"x" * 100
-        await until(lambda: node.description().objects["objects"] == 0)
-        with pytest.raises(ObjectGone, match="the last lease on it expired"):
-            await node.get(handle, bytes, timeout_s=5)
-
-
 async def test_an_object_put_in_a_block_ends_with_it() -> None:
     async with Node("owner") as node:
         async with node.putting(np.arange(LARGE)) as handle:
@@ -305,7 +296,7 @@ async def test_a_large_put_leaves_the_event_loop_to_others() -> None:
 async def test_a_cancelled_put_leaves_nothing_behind() -> None:
     async with Node("owner") as node:
         putting = asyncio.create_task(node.put(np.arange(8 << 20, dtype=np.float64)))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # threads have begun to copy
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting

@@ -63,6 +63,18 @@ async def test_a_hold_outlasts_silence_as_long_as_it_can_be_renewed() -> None:
             await holder.get(handle, bytes, timeout_s=60)
 
 
+async def test_an_object_put_for_a_while_goes_by_itself() -> None:
+    async with Host().node("owner", "m1") as node:
+        handle = await node.put(b"x" * 100, hold_s=5)
+        assert await node.get(handle, bytes, timeout_s=5) == b"x" * 100
+        await asyncio.sleep(4.9)
+        assert objects(node) == 1
+        await asyncio.sleep(0.2)
+        assert objects(node) == 0
+        with pytest.raises(ObjectGone, match="the last lease on it expired"):
+            await node.get(handle, bytes, timeout_s=5)
+
+
 async def test_what_a_crashed_node_held_is_freed_when_it_is_known_to_be_gone() -> None:
     host = Host()
     async with host.node("owner", "m1") as owner:
