@@ -102,6 +102,10 @@ class Courier:
         """What waits here for an answer, or for its end, by kind; nothing once the courier is closed."""
         return {**self._asking.unfinished(), **self._answering.unfinished()}
 
+    def news(self) -> bool:
+        """See ``Transport.news``."""
+        return self._transport.news()
+
     # ---- sending -------------------------------------------------------------------------------------------------
 
     def tell(self, to: NodeAddress, actor: str, message: Any, *, lane: Lane = Lane.CONTROL) -> None:

@@ -407,6 +407,10 @@ class SimulatedTransport:
     def expect(self) -> None:
         """In virtual time nobody sleeps."""
 
+    def news(self) -> bool:
+        """What has come is delivered at that moment."""
+        return False
+
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         self._disconnect([key for key, known in self._names.items() if known == name and key[0] not in endpoints])
 

@@ -39,6 +39,9 @@ class Transport(Protocol):
     def expect(self) -> None:
         """Called behind a message that will be answered: to hear of the answer soon is worth a little waste."""
 
+    def news(self) -> bool:
+        """Whether something has come that was not delivered yet; called from one thread, whichever it is."""
+
     def disconnect(self, peer: NodeAddress) -> None:
         """Drop what is queued for a peer, and the connections; an empty endpoint stands for none."""
 

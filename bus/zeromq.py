@@ -149,6 +149,7 @@ class ZeroMQTransport:
         self._loop = asyncio.get_running_loop()
         self._eager = Eager(self._loop, self._look) if eager else None
         self._signals = select.poll()  # the control lane's descriptor
+        self._all_signals = select.poll()  # both lanes', for a thread of its own
         self._refusals = Refusals(name, self._counters)
         self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
         try:
@@ -195,6 +196,8 @@ class ZeroMQTransport:
     def start(self, receive: Receive) -> None:
         self._receive = receive
         self._signals.register(self._routers[Lane.CONTROL].fileno(), select.POLLIN)
+        for router in self._routers.values():
+            self._all_signals.register(router.fileno(), select.POLLIN)
         for lane, router in self._routers.items():
             self._loop.add_reader(router.fileno(), self._on_readable, lane)
             self._drain_soon(lane)  # what came before may have been signalled already
@@ -238,6 +241,9 @@ class ZeroMQTransport:
     def expect(self) -> None:
         if self._eager is not None:
             self._eager.expect()
+
+    def news(self) -> bool:
+        return bool(self._all_signals.poll(0))
 
     def _look(self) -> bool:
         """Deliver control that has come; whether any had."""

@@ -221,6 +221,10 @@ class Exchange(ABC):
                 _check_type(value, item, to, message)
                 yield value
 
+    def news(self) -> bool:
+        """Whether messages wait that the event loop has not taken yet. One thread, whichever it is, may call this."""
+        return self._courier.news()
+
     def has(self, actor: str) -> bool:
         """Whether an actor of that name lives here."""
         return actor in self._cells

@@ -117,6 +117,9 @@ class Losing:
     def expect(self) -> None:
         self._inner.expect()
 
+    def news(self) -> bool:
+        return self._inner.news()
+
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         self._inner.keep(name, endpoints)
 

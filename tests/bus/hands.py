@@ -57,6 +57,9 @@ class HandTransport:
     def expect(self) -> None:
         """Whoever is driven by hand does not look for anything."""
 
+    def news(self) -> bool:
+        return False
+
     def keep(self, name: str, endpoints: Collection[str]) -> None:
         self.kept[name] = set(endpoints)
 

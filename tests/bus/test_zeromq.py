@@ -264,6 +264,33 @@ async def test_what_cannot_be_delivered_does_not_keep_back_what_follows() -> Non
     assert [str(error) for error in reported] == ["a fault of ours"]
 
 
+@pytest.mark.parametrize("lane", Lane)
+async def test_a_thread_sees_what_has_come_before_the_event_loop_takes_it(lane: Lane) -> None:
+    found: list[bytes] = []
+
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
+        found.append(bytes(frames[0]))
+
+    transport = ZeroMQTransport("b", 1)
+    try:
+        transport.start(receive)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+            sender.connect(transport.address.control if lane is Lane.CONTROL else transport.address.bulk)
+            sender.send(packed([b"connected"]) or b"")
+            await until(lambda: found == [b"connected"])
+            await until(lambda: not transport.news())
+            sender.send(packed([b"something"]) or b"")
+            came_by = time.monotonic() + 5
+            while not transport.news() and time.monotonic() < came_by:
+                time.sleep(0.001)  # noqa: ASYNC251  (the loop is to take nothing meanwhile)
+            assert found == [b"connected"]
+            assert transport.news()
+            await until(lambda: found == [b"connected", b"something"])
+            await until(lambda: not transport.news())
+    finally:
+        transport.close()
+
+
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 

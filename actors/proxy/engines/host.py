@@ -75,8 +75,11 @@ class EngineThread:
         deliver: Callable[[list[Completion]], None],
         refuse: Callable[[str, str], None],
         failed: Callable[[BaseException], None],
+        *,
+        news: Callable[[], bool],
         spans: Spans,
     ) -> None:
+        """``news``: asked in the thread, whether messages have come that the loop has not taken yet."""
         self._engine = engine
         self._deliver = deliver
         self._refuse = refuse
@@ -88,7 +91,7 @@ class EngineThread:
         self._serving = False
         self._has_weights = False
         self._stopping = False
-        self.turns = Turns(deliver)
+        self.turns = Turns(deliver, news)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -182,7 +185,7 @@ class EngineThread:
             start = time.time()
             completions = self._engine.step()
             self._spans.busy("generate", start, time.time())
-            self.turns.ended(list(completions))
+            self.turns.ended(list(completions), nothing=not completions and not orders)
         return True
 
     async def stop(self, timeout_s: float) -> None:
@@ -213,7 +216,10 @@ class EngineHost(Actor):
         self._telling: asyncio.TimerHandle | None = None
         self._staging: Stage | None = None
         self._staged: StagedVersion | None = None
-        self._thread = EngineThread(engine, self._deliver, self._refuse, failed, spans)
+        self._thread = EngineThread(engine, self._deliver, self._refuse, failed, news=self._news, spans=spans)
+
+    def _news(self) -> bool:
+        return self.node.news()  # which an actor has once it was spawned
 
     async def on_stop(self) -> None:
         await self._thread.stop(2.0)
