@@ -145,6 +145,7 @@ class ZeroMQTransport:
         self._receive: Receive | None = None
         self._ahead: dict[Lane, _Message] = {}  # taken, and not delivered yet
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
+        self._company = False  # whether messages came together, which are handled in the next turn of the loop
         self._rebinds: dict[str, asyncio.TimerHandle] = {}  # by endpoint, of those that are not free again yet
         self._loop = asyncio.get_running_loop()
         self._eager = Eager(self._loop, self._look) if eager else None
@@ -230,11 +231,14 @@ class ZeroMQTransport:
                 rest = following is not None
                 if following is not None:
                     self._ahead[lane] = following
+                    self._company = True
                 if message is not None and message[1] and self._receive is not None:
                     self._receive(lane, *message, more=rest)
                 if not rest:
                     return
         finally:
+            if self._company:
+                self._loop.call_soon(self._dealt_with)
             if rest and self._receive is not None:
                 self._drain_soon(lane)
 
@@ -243,7 +247,11 @@ class ZeroMQTransport:
             self._eager.expect()
 
     def news(self) -> bool:
-        return bool(self._all_signals.poll(0))
+        return self._company or bool(self._due) or bool(self._all_signals.poll(0))
+
+    def _dealt_with(self) -> None:
+        """Called behind those whom the messages of a call have woken up."""
+        self._company = False
 
     def _look(self) -> bool:
         """Deliver control that has come; whether any had."""

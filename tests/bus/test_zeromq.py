@@ -291,6 +291,27 @@ async def test_a_thread_sees_what_has_come_before_the_event_loop_takes_it(lane: 
         transport.close()
 
 
+async def test_messages_that_came_together_are_news_until_those_whom_they_woke_up_have_run() -> None:
+    seen: list[bool] = []
+
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
+        asyncio.get_running_loop().call_soon(lambda: seen.append(transport.news()))
+
+    transport = ZeroMQTransport("b", 1)
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+            sender.connect(transport.address.control)
+            for _ in range(3):
+                sender.send(packed([b"one of three"]) or b"")
+            await asyncio.sleep(0.2)  # all of them wait
+            transport.start(receive)
+            await until(lambda: len(seen) == 3)
+            assert seen == [True, True, True]
+            await until(lambda: not transport.news())
+    finally:
+        transport.close()
+
+
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 
