@@ -203,9 +203,12 @@ class SimulatedNetwork:
         if listener is None or not self.passes(connection.source, listener.address.name):
             self.lose("nobody listens" if listener is None else "partition", connection.source, frames)
             return
+        listener.take(connection, frames)
+
+    def note(self, connection: _Connection, frames: Frames) -> None:
+        """It is handed on to its node."""
         self.counters["delivered"] += 1
         self._digest.update(b"".join([_pack_time(self.loop.time()), connection.routing_id, connection.name, *frames]))
-        listener.take(connection.lane, connection.routing_id, frames)
 
     def lose(self, why: str, source: str, frames: Frames) -> None:
         self.counters[f"lost: {why}"] += 1
@@ -350,6 +353,7 @@ class SimulatedTransport:
         self._receive: Receive | None = None
         self._counters: Counter[str] = Counter()
         self._over = ""
+        self._come: dict[Lane, deque[tuple[_Connection, Frames]]] = {lane: deque() for lane in Lane}
         self._connections: dict[tuple[str, Lane], _Connection] = {}
         self._names: dict[tuple[str, Lane], str] = {}  # as whom each was connected to
         self._dropped: dict[
@@ -369,9 +373,24 @@ class SimulatedTransport:
         self._receive = receive
         self._network.listen(self)
 
-    def take(self, lane: Lane, routing_id: bytes, frames: Frames) -> None:
-        if self._receive is not None:
-            self._receive(lane, routing_id, frames)
+    def take(self, connection: _Connection, frames: Frames) -> None:
+        """What comes on a lane in one moment, from whomever, is handed on in one go, as it is from a real socket."""
+        come = self._come[connection.lane]
+        if not come:
+            self._network.loop.call_soon(self._hand_on, connection.lane)
+        come.append((connection, frames))
+
+    def _hand_on(self, lane: Lane) -> None:
+        """The rest follows also where a message's delivery raises, which the event loop then reports."""
+        come = self._come[lane]
+        try:
+            while come and self._receive is not None:
+                connection, frames = come.popleft()
+                self._network.note(connection, frames)
+                self._receive(lane, connection.routing_id, frames, more=bool(come))
+        finally:
+            if come:
+                self._network.loop.call_soon(self._hand_on, lane)
 
     def send(self, to: NodeAddress, lane: Lane, frames: Frames) -> None:
         if self._receive is None:
@@ -436,5 +455,9 @@ class SimulatedTransport:
             return
         self._over = how
         self._receive = None
+        for come in self._come.values():
+            for connection, frames in come:
+                self._network.lose(why, connection.source, frames)
+            come.clear()
         self._network.leave(self, linger_s=linger_s, why=why)
         self._connections.clear()

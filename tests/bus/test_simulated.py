@@ -184,6 +184,50 @@ async def test_messages_are_overtaken_as_often_as_asked_for_and_all_arrive() -> 
     assert 500 < overtaken <= network.counters["reordered"] < 1100
 
 
+@simulated
+async def test_what_comes_in_one_moment_on_a_lane_is_told_to_be_followed_but_for_the_last() -> None:
+    network = SimulatedNetwork(seed=1)
+    senders = [Spot(network, name) for name in "abc"]
+    came: list[tuple[float, Lane, str, bool]] = []
+
+    def receive(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
+        came.append((network.loop.time(), lane, bytes(frames[0]).decode(), more))
+
+    target = network.join("target")
+    target.start(receive)
+    for lane in Lane:
+        for number, sender in enumerate(senders):  # as far away as each other
+            sender.transport.send(target.address, lane, [str(number).encode()])
+    await settle()
+    senders[0].transport.send(target.address, Lane.CONTROL, [b"later"])
+    await settle()
+    assert len({at for at, _, _, _ in came[:-1]}) == 1
+    for lane in Lane:
+        told = [(text, more) for _, came_on, text, more in came if came_on is lane]
+        assert told[:3] == [("0", True), ("1", True), ("2", False)]
+    assert came[-1][1:] == (Lane.CONTROL, "later", False)
+
+
+@simulated
+async def test_what_has_come_to_a_node_that_crashes_in_that_moment_is_counted_as_lost() -> None:
+    network = SimulatedNetwork(seed=1)
+    senders = [Spot(network, name) for name in "abc"]
+    came: list[bytes] = []
+
+    def crash(lane: Lane, routing_id: bytes, frames: Sequence[Frame], *, more: bool = False) -> None:
+        came.append(routing_id)
+        target.crash()
+
+    target = network.join("target")
+    target.start(crash)
+    for sender in senders:
+        sender.transport.send(target.address, Lane.CONTROL, [b"the end"])
+    await settle()
+    assert came == [b"a/1"]
+    assert network.counters["delivered"] == 1
+    assert lost(network) == {"crashed": 2}
+
+
 # ---- partitions ------------------------------------------------------------------------------------------------------
 
 
