@@ -38,7 +38,7 @@ LEAST_PATIENCE_S = 1.0
 class Request:
     """One arrived TELL, ASK or STREAM, to be answered through its methods (a TELL has no answer)."""
 
-    __slots__ = ("_account", "_answering", "_size", "alone", "frames", "header", "lane", "on_cancel")
+    __slots__ = ("_answering", "account", "alone", "frames", "header", "lane", "on_cancel", "size")
 
     def __init__(self, answering: Answering, header: Header, frames: Sequence[Frame], lane: Lane, alone: bool) -> None:
         self.header = header
@@ -47,22 +47,19 @@ class Request:
         self.alone = alone  # no other one has come by now: it may be handled at once
         self.on_cancel: Callable[[], None] | None = None  # called once where nobody waits for the answer any more
         self._answering = answering
-        self._account: Account | None = None  # of its sender, while it waits
-        self._size = 0
-
-    def wait(self, account: Account, size: int) -> None:
-        """Count as waiting until ``taken``."""
-        self._account, self._size = account, size
+        self.account: Account | None = None  # of its sender, while it waits there with its ``size``
+        self.size = 0
 
     def taken(self) -> None:
         """It waits no longer: a handler has it, or nobody ever will."""
-        account = self._account
+        account = self.account
         if account is not None:
-            self._account = None
-            account.remove(self._size)
+            self.account = None
+            account.messages -= 1
+            account.bytes -= self.size
 
     def __del__(self) -> None:
-        if self._account is not None:
+        if self.account is not None:
             self.taken()
 
     def decode(self, decoder: Decoder[T]) -> T:
@@ -171,7 +168,7 @@ class Answering:
         if refusal:
             self._refuse(request, refusal)
             return
-        request.wait(account, size)
+        request.account, request.size = account, size
         self._serve(request)
 
     def _open_account(self, name: str) -> Account:

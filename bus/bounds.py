@@ -75,7 +75,8 @@ class Bucket:
 
 
 class Account:
-    """What one peer has waiting here. On the way of every request, so written to be cheap."""
+    """What one peer has waiting here; a message that waits no longer is taken off both by who knows it. On the way of
+    every request, so written to be cheap."""
 
     __slots__ = ("_bounds", "_came", "_until", "bytes", "messages")
 
@@ -93,20 +94,16 @@ class Account:
             self._until = now + bounds.stretch_s
             self._came = 0
         self._came += 1
+        total = self.bytes + size
         if self._came > bounds.messages_per_stretch:
             return f"more than {bounds.messages_per_stretch} messages came in {bounds.stretch_s:g} s"
         if self.messages >= bounds.queued_messages:
             return f"{bounds.queued_messages} messages wait already"
-        if self.bytes + size > bounds.queued_bytes and (self.messages or size > MAX_MESSAGE_BYTES):
+        if total > bounds.queued_bytes and (self.messages or size > MAX_MESSAGE_BYTES):
             return f"messages of {bounds.queued_bytes} bytes wait already"
         self.messages += 1
-        self.bytes += size
+        self.bytes = total
         return ""
-
-    def remove(self, size: int) -> None:
-        """It waits no longer."""
-        self.messages -= 1
-        self.bytes -= size
 
 
 class Mutes:

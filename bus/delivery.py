@@ -36,7 +36,7 @@ from bus.message import (
     PeerRestarted,
     ProtocolMismatch,
 )
-from bus.peers import Meeting, Peers
+from bus.peers import Meeting, Peers, routing_id_of
 from bus.refusals import Refusals
 from bus.tracing import Traces
 from bus.transport import Transport
@@ -46,6 +46,8 @@ from bus.wire import Wire
 __all__ = ["Courier", "Gone", "Request", "Serve"]
 
 T = TypeVar("T")
+
+_ANSWERS = (Kind.REPLY, Kind.ERROR)
 
 
 class Gone(Protocol):
@@ -83,7 +85,7 @@ class Courier:
             serve,
             bounds=self._bounds,
             refusals=self._refusals,
-            on_unreadable=lambda header: self._mute_too_often(_routing_id(header.sender)),
+            on_unreadable=lambda header: self._mute_too_often(routing_id_of(header.sender)),
         )
         self._headers = msgspec.msgpack.Decoder(Header)
         transport.start(self._arrive)
@@ -164,41 +166,44 @@ class Courier:
             self._unreadable(lane, routing_id, frames)
             return
         sender = header.sender
-        if len(frames) > MAX_FRAMES or routing_id != _routing_id(sender):
+        if len(frames) > MAX_FRAMES:
             self._malformed(routing_id)
             return
-        meeting = self._peers.meet(sender, now)
-        if meeting is not Meeting.KNOWN and not self._admits(sender, meeting, routing_id):
+        if not self._peers.hear(routing_id, sender, now) and not self._admits(routing_id, sender, now):
             return
         if header.to_epoch not in (self.address.epoch, 0):
             self._misdirected(header)
             return
         kind = header.kind
-        if kind in (Kind.REPLY, Kind.ERROR):
+        if kind in _ANSWERS:
             self._asking.on_answer(header, frames[1:], not more)
         elif kind <= Kind.STREAM:
             self._answering.on_request(header, frames[1:], lane, now, not more)
         else:
             self._dispatch(header, frames[1:])
 
-    def _admits(self, sender: NodeAddress, meeting: Meeting, routing_id: bytes) -> bool:
-        """Whether a sender that is not known is heard; it is known from then on."""
-        if meeting is Meeting.STALE:
-            self.counters["stale_epoch"] += 1
-        elif meeting is Meeting.FALSE:
-            self._malformed(routing_id)
-        elif self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
-            self._refusals.note("too_many_peers", f"node {sender.name}: {self._bounds.peers} others are known")
-        else:
-            self._admit(sender)
-            return True
+    def _admits(self, routing_id: bytes, sender: NodeAddress, now: float) -> bool:
+        """Whether a sender that is not known under this routing id is heard; it is known from then on."""
+        meeting = self._peers.meet(sender, now) if routing_id == routing_id_of(sender) else Meeting.FALSE
+        match meeting:
+            case Meeting.KNOWN:
+                return True
+            case Meeting.STALE:
+                self.counters["stale_epoch"] += 1
+            case Meeting.FALSE:
+                self._malformed(routing_id)
+            case Meeting.NEW if self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
+                self._refusals.note("too_many_peers", f"node {sender.name}: {self._bounds.peers} others are known")
+            case Meeting.NEW:
+                self._admit(sender)
+                return True
         return False
 
     def _unreadable(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         """No header of this node's protocol: another version's is refused by name, if somebody waits; all else is
         malformed."""
         found = preamble(frames[0]) if frames else None
-        if found is None or found.protocol == self._protocol or routing_id != _routing_id(found.sender):
+        if found is None or found.protocol == self._protocol or routing_id != routing_id_of(found.sender):
             self._malformed(routing_id)
             return
         text = mismatch(found.protocol, found.sender.name, self._protocol, self.address.name)
@@ -287,7 +292,3 @@ class Courier:
         for peer in self._peers.all():
             self._wire.try_send(Kind.BYE, peer)
         self._transport.close()
-
-
-def _routing_id(sender: NodeAddress) -> bytes:
-    return f"{sender.name}/{sender.epoch}".encode()

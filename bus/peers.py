@@ -29,12 +29,21 @@ class Peers:
 
     def __init__(self) -> None:
         self._newest: dict[str, NodeAddress] = {}
+        self._ids: dict[bytes, NodeAddress] = {}  # the same, by the routing ids that they have
         self._heard: dict[str, float] = {}
         self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> epoch, why
 
     def __len__(self) -> int:
         """How many are known and not lost."""
         return len(self._newest)
+
+    def hear(self, routing_id: bytes, sender: NodeAddress, now: float) -> bool:
+        """Note a message of an incarnation that is known, and under this routing id; False for any other. On the way of
+        every message, so written to be cheap."""
+        if self._ids.get(routing_id) != sender:
+            return False
+        self._heard[sender.name] = now
+        return True
 
     def meet(self, sender: NodeAddress, now: float) -> Meeting:
         """What to make of a message's sender; a known one is noted as heard."""
@@ -52,7 +61,10 @@ class Peers:
     def admit(self, sender: NodeAddress, now: float) -> NodeAddress | None:
         """Take a new incarnation as the newest; returns the one that it succeeds, if any was known."""
         earlier = self._newest.get(sender.name)
+        if earlier is not None:
+            self._ids.pop(routing_id_of(earlier), None)
         self._newest[sender.name] = sender
+        self._ids[routing_id_of(sender)] = sender
         self._heard[sender.name] = now
         self._lost.pop(sender.name, None)
         return earlier
@@ -89,6 +101,8 @@ class Peers:
         if known is not None and known.epoch > address.epoch > 0:
             return None
         gone = known if known is not None and address.epoch in (0, known.epoch) else address
+        if known is not None:
+            self._ids.pop(routing_id_of(known), None)
         self._newest.pop(address.name, None)
         self._heard.pop(address.name, None)
         if gone.epoch:
@@ -97,6 +111,11 @@ class Peers:
             if len(self._lost) > REMEMBERED_LOSSES:
                 self._lost.popitem(last=False)
         return gone
+
+
+def routing_id_of(sender: NodeAddress) -> bytes:
+    """Under which an incarnation connects."""
+    return f"{sender.name}/{sender.epoch}".encode()
 
 
 def _well_formed(address: NodeAddress) -> bool:

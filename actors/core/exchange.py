@@ -284,8 +284,11 @@ class Exchange(ABC):
     def _serve(self, request: Request) -> None:
         header = request.header
         try:
-            cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
-            message = request.decode(self._decoder(facts.message))
+            cell = self._cells.get(header.to)
+            facts = None if cell is None else cell.handlers.get(header.type)
+            if cell is None or facts is None or facts.streams is not (header.kind is Kind.STREAM):
+                cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
+            message = request.decode(self._decoders.get(facts.message) or self._decoder(facts.message))
             cell.offer(Remote(facts, message, request), at_once=request.alone)
         except (NoSuchActor, DecodeError, Overloaded) as error:
             to = f"{header.to}@{self.address.name}"

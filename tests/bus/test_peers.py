@@ -25,6 +25,20 @@ def test_a_node_is_known_from_its_first_message_on(peers: Peers) -> None:
     assert peers.newest("b") == address(5)
 
 
+def test_it_is_heard_under_its_own_routing_id_alone_and_only_while_it_is_the_newest(peers: Peers) -> None:
+    assert peers.hear(b"b/5", address(5), 11.0)
+    assert peers.last_heard("b") == 11.0
+    assert not peers.hear(b"c/5", address(5), 12.0)
+    assert not peers.hear(b"b/5", address(5, control="tcp://h:9"), 12.0)
+    assert not peers.hear(b"b/6", address(6), 12.0)
+    assert peers.last_heard("b") == 11.0
+    peers.admit(address(6), 13.0)
+    assert not peers.hear(b"b/5", address(5), 14.0)
+    assert peers.hear(b"b/6", address(6), 14.0)
+    peers.lose(address(6), "it burnt")
+    assert not peers.hear(b"b/6", address(6), 15.0)
+
+
 def test_a_successor_takes_its_place(peers: Peers) -> None:
     assert peers.meet(address(6), 11.0) is Meeting.NEW
     assert peers.admit(address(6), 11.0) == address(5)
