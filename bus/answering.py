@@ -154,7 +154,10 @@ class Answering:
 
     def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float, alone: bool) -> None:
         if header.kind is Kind.STREAM:
-            self._feeds[_key(header)] = _Feed()
+            feed = _Feed()
+            if self._feeds.setdefault(_key(header), feed) is not feed:
+                self._wire.counters["duplicates"] += 1  # doubled on the way
+                return
         elif header.oldest and not self._first_time(header):
             return
         request = Request(self, header, frames, lane, alone)

@@ -128,6 +128,21 @@ async def test_a_stream_cancelled_before_it_began_never_begins() -> None:
     assert (counting.yielded, b.sent()) == (0, [])
 
 
+async def test_a_request_that_is_doubled_on_the_way_begins_one_stream() -> None:
+    a, b = Hand("a"), Hand("b")
+    items = numbers(a, b, 3)
+    reading = asyncio.ensure_future(anext(items))
+    await settle()
+    (request,) = a.sent()
+    b.take(request)
+    b.take(request)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await items.aclose()
+    assert len(b.requests) == 1
+    assert b.courier.counters["duplicates"] == 1
+
+
 async def test_a_lost_item_ends_the_stream_instead_of_going_missing() -> None:
     a, b = Hand("a"), Hand("b", serve=Counting())
     reading = asyncio.create_task(collect(numbers(a, b, 5)))
