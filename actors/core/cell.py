@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from actors.core.actor import Actor
@@ -58,6 +59,7 @@ class Cell:
         self._holdings = Holdings(node, self)
         self._mailbox = Mailbox(str(ref), bound)
         self._turn = asyncio.Lock()  # held by whoever runs a handler that is not concurrent, or a hook
+        self._claims = 0  # of others who wait for it
         self._tasks: set[asyncio.Task[None]] = set()
         self._main: asyncio.Task[None] | None = None
         self._refusal = ""  # of what comes
@@ -117,25 +119,37 @@ class Cell:
             await self._mailbox.filled()
             await self._turn.acquire()  # by hand: twice the coroutines of "async with" would cost more than the rest
             try:
-                envelope = self._mailbox.take()
-                if envelope is None:
-                    continue
-                envelope.taken()
-                if envelope.cancelled:
-                    metrics.cancelled += 1
-                    continue
-                metrics.lanes[envelope.lane] += 1
-                if envelope.facts.concurrent:
-                    self._beside(self.actor, envelope)
-                    continue
-                actor = self.actor
-                metrics.handling, metrics.since = envelope.facts, self._now()
-                error = await self._handle(actor, envelope, self._main, metrics.since)
-                metrics.handling = None
-                if error is not None:
-                    await self._supervise(actor, error)
+                # One turn for all that waits, unless somebody else wants it.
+                while not self._claims and not self._over and (envelope := self._mailbox.take()) is not None:
+                    envelope.taken()
+                    if envelope.cancelled:
+                        metrics.cancelled += 1
+                        continue
+                    metrics.lanes[envelope.lane] += 1
+                    if envelope.facts.concurrent:
+                        self._beside(self.actor, envelope)
+                        continue
+                    actor = self.actor
+                    metrics.handling, metrics.since = envelope.facts, self._now()
+                    error = await self._handle(actor, envelope, self._main, metrics.since)
+                    metrics.handling = None
+                    if error is not None:
+                        await self._supervise(actor, error)
             finally:
                 self._turn.release()
+
+    @asynccontextmanager
+    async def _claimed(self) -> AsyncIterator[None]:
+        """The actor's turn, for whoever is not its main task: before the next message is handled."""
+        self._claims += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._claims -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _beside(self, actor: Actor, envelope: Envelope) -> None:
         """Run a concurrent handler in a task of its own."""
@@ -146,7 +160,7 @@ class Cell:
             began = True
             error = await self._handle(actor, envelope, task, self._now())
             if error is not None:
-                async with self._turn:
+                async with self._claimed():
                     await self._supervise(actor, error)
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -269,7 +283,7 @@ class Cell:
         try:
             async with asyncio.timeout(within_s):
                 while self._mailbox or self._turn.locked() or self._tasks:
-                    async with self._turn:
+                    async with self._claimed():
                         pass
                     if self._tasks:
                         await asyncio.wait(set(self._tasks))

@@ -197,7 +197,8 @@ class Remote(Envelope):
         self._request.taken()
 
     def reply(self, value: Any) -> None:
-        self._request.reply(value)
+        if self._request.header.id:  # else it is a tell
+            self._request.reply(value)
 
     def fail(self, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))

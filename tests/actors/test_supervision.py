@@ -163,6 +163,25 @@ async def test_a_failing_concurrent_tell_restarts_the_actor_but_not_under_a_runn
     ]
 
 
+async def test_a_restart_comes_before_the_next_message_though_more_are_waiting() -> None:
+    factory = Factory()
+    async with Node("n") as node:
+        ref = await node.spawn(factory, "fragile")
+        node.tell(ref, Mark("while another handler runs"))
+        await asyncio.gather(*(node.ask(ref, Wait(), Total, timeout_s=10) for _ in range(2)))
+    assert factory.log == [
+        "0 start",
+        "0 wait",
+        "0 waited",
+        "0 failure: while another handler runs",
+        "0 stop",
+        "1 start",
+        "1 wait",
+        "1 waited",
+        "1 stop",
+    ]
+
+
 async def test_a_restart_ends_the_concurrent_handlers_of_the_failed_actor() -> None:
     factory = Factory()
     async with Node("n") as node:
