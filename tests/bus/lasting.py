@@ -19,11 +19,16 @@ from pathlib import Path
 import msgspec
 
 from actors.core import Node
+from bus.objects import store
 from bus.objects.pool import IDLE_S
 from tests.bus.dealings import FolderDirectory, Pairs, publish
 from tests.bus.history import Staffed, Up
 from tests.bus.life import NAMES, FileBook, Settings, Share, appears, begin
 from tests.bus.workers import Caller, public_name
+
+REMEMBERED = 50
+"""Objects that are gone of which a node keeps the reason here: so few that the bound is reached at once, since what
+fills up to a bound of thousands would look like what grows for ever."""
 
 REST_S = 1.0
 """From the end of the others to the count of what is held: what they were waiting for ends."""
@@ -153,6 +158,7 @@ async def dwell(settings: Settings) -> None:
 
 
 def main() -> None:
+    store.REMEMBERED = REMEMBERED
     asyncio.run(dwell(begin()))
 
 
