@@ -23,9 +23,14 @@ class Letterbox:
         return self.at is not None and self.looks >= self.at
 
 
+FOREVER_S, AT_ONCE_S = 1_000.0, 0.0
+
+
 @pytest.fixture
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On which looking does not end by itself, however slow they are."""
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(eager, "EAGER_S", FOREVER_S)
 
 
 async def until_given_up(looking: Eager) -> int:
@@ -64,7 +69,8 @@ async def test_it_gives_up_after_a_while_and_lets_others_run_meanwhile(monkeypat
 
 
 @pytest.mark.usefixtures("two_processors")
-async def test_where_answers_take_long_hardly_any_is_looked_for() -> None:
+async def test_where_answers_take_long_hardly_any_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "EAGER_S", AT_ONCE_S)
     box = Letterbox(at=None)
     looking = Eager(asyncio.get_running_loop(), box.look)
     looked_for = 0
@@ -76,7 +82,8 @@ async def test_where_answers_take_long_hardly_any_is_looked_for() -> None:
 
 
 @pytest.mark.usefixtures("two_processors")
-async def test_where_they_are_quick_again_every_one_is_looked_for() -> None:
+async def test_where_they_are_quick_again_every_one_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "EAGER_S", AT_ONCE_S)
     box = Letterbox(at=None)
     looking = Eager(asyncio.get_running_loop(), box.look)
     for _ in range(2):
