@@ -52,7 +52,7 @@ class Held(msgspec.Struct, frozen=True):
     timers: int  # of the event loop
     objects: int  # that the garbage collector knows, after a collection
     blocks: int  # of memory in use by Python objects
-    heap_mb: float  # in use by whatever calls malloc, libzmq for one; what is free of it belongs to the process, too
+    heap_mb: float  # in use by whatever calls malloc, libzmq for one; what is free of it is given back first
 
 
 class _MallInfo(ctypes.Structure):
@@ -75,6 +75,14 @@ def heap_mb() -> float:
     mallinfo2.restype = _MallInfo
     found = mallinfo2()
     return float(found.uordblks + found.hblkhd) / 2**20
+
+
+def give_back_free() -> None:
+    """Let malloc give back what is free of its memory, where it can. Otherwise a process keeps as much of it as it ever
+    needed at a time, within a bound (``bus.zeromq.KEPT_FREE_BYTES``), and rare moments need more than all before."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # only glibc has it
+        trim(ctypes.c_size_t(0))
 
 
 class Lasting:
@@ -133,6 +141,7 @@ class Lasting:
 
     def _held(self) -> Held:
         gc.collect()
+        give_back_free()
         node = self._node.description()
         answers = node.unfinished["answers"]
         return Held(
