@@ -19,11 +19,12 @@ import mmap
 import os
 import resource
 import stat
+import weakref
 from typing import Protocol
 
 from bus.objects.copying import Copier
 from bus.objects.handle import Place
-from bus.objects.host import Host, runs, this_host
+from bus.objects.host import Host, Watched, runs, this_host
 
 SHARED_FROM_BYTES = 65_537
 """Smaller objects are kept in this process's own memory, and travel in the answer to who asks for them."""
@@ -102,10 +103,11 @@ class Mapped(Protocol):
 
 
 class MappedSegment:
-    """See ``Mapped``."""
+    """See ``Mapped``. ``owner``: kept for as long as this is."""
 
-    def __init__(self, descriptor: int, capacity: int) -> None:
+    def __init__(self, descriptor: int, capacity: int, owner: Watched | None) -> None:
         """``descriptor``: one of its own, opened here. Raises ``OSError``, and then leaves it open."""
+        self._owner = owner
         self._descriptor: int | None = None
         self.view = memoryview(mmap.mmap(descriptor, capacity, mmap.MAP_SHARED, mmap.PROT_READ))
         self._descriptor = descriptor
@@ -128,6 +130,7 @@ class MappedSegment:
         if descriptor is not None:
             os.close(descriptor)
             self.view = memoryview(b"")
+            self._owner = None
 
     def __del__(self) -> None:  # where its loop had ended before its last reader
         self.close()
@@ -184,6 +187,7 @@ class SharedMemory:
         self._host = this_host() if hasattr(os, "memfd_create") else None
         self._private = PrivateMemory()
         self._copier = Copier()
+        self._owners: weakref.WeakValueDictionary[Host, Watched] = weakref.WeakValueDictionary()  # of what is mapped
 
     @property
     def host(self) -> Host | None:
@@ -227,14 +231,25 @@ class SharedMemory:
             return None
         try:
             if _is(descriptor, place):
-                return MappedSegment(descriptor, place.capacity)
+                return MappedSegment(descriptor, place.capacity, self._owner(host))
         except OSError:  # no memory to map it into
             pass
         os.close(descriptor)
         return None
 
     def runs(self, host: Host) -> bool | None:
+        watched = self._owners.get(host)
+        if watched is not None:
+            return watched.runs()
         return None if self._host is None else runs(host, self._host)
+
+    def _owner(self, host: Host) -> Watched | None:
+        """None where it can only be looked for in /proc."""
+        watched = self._owners.get(host)
+        if watched is None:
+            with contextlib.suppress(OSError):
+                watched = self._owners[host] = Watched(host)
+        return watched
 
 
 def _is(descriptor: int, place: Place) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from bus.objects.disk import FileDisk
 from bus.objects.handle import Layout
-from bus.objects.host import Host, runs, this_host
+from bus.objects.host import Host, Watched, runs, this_host
 from bus.objects.image import Head, encode_head, frames_at, read_image, wipe_label, write_label
 from bus.objects.memory import SHARED_FROM_BYTES, SharedMemory
 from bus.objects.pool import IDLE_S, STEPS, Pool, capacity_for
@@ -125,6 +125,39 @@ def test_a_process_is_known_to_run_until_it_has_ended() -> None:
     asyncio.run(until(lambda: runs(there, here) is False))  # also before anybody has asked for what is left of it
     child.wait()
     assert runs(there, here) is False
+
+
+def test_a_watched_process_runs_until_it_has_ended_and_takes_one_descriptor() -> None:
+    here, before = this_host(), descriptors()
+    assert here is not None
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
+    there = Host(here.boot, here.processes, child.pid, int(stat.rpartition(")")[2].split()[19]))
+    with pytest.raises(ProcessLookupError):
+        Watched(msgspec.structs.replace(there, started=there.started + 1))
+    watched = [Watched(there)]
+    assert watched[0].runs()
+    assert descriptors() == before + 1
+    child.send_signal(signal.SIGKILL)
+    asyncio.run(until(lambda: not watched[0].runs()))
+    child.wait()
+    with pytest.raises(ProcessLookupError):
+        Watched(there)
+    watched.clear()
+    assert descriptors() == before
+
+
+def test_an_owner_of_what_is_mapped_is_watched_once() -> None:
+    owner, reader = SharedMemory(), SharedMemory()
+    segments = [owner.allocate(SIZE) for _ in range(3)]
+    before = descriptors()
+    places = [segment.place for segment in segments if segment.place is not None]
+    mapped = [one for place in places if (one := reader.map(host_of(owner), place)) is not None]
+    assert descriptors() == before + 3 * 2 + 1  # its own, the mapping's copy of it, and the owner's
+    assert reader.runs(host_of(owner)) is True
+    for one in mapped:
+        one.close()
+    assert descriptors() == before
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
