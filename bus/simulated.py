@@ -33,7 +33,8 @@ import msgspec
 from bus.codec import Frame
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.transport import Receive
-from bus.zeromq import LINGER_MS, MAX_FRAME_BYTES, QUEUED
+from bus.ways import LINGER_MS, QUEUED
+from bus.zeromq import MAX_FRAME_BYTES
 
 FRAME_OVERHEAD_BYTES = 9
 """What ZMTP puts before a large frame."""

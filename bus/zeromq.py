@@ -17,7 +17,6 @@ import logging
 import select
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import zmq
@@ -28,7 +27,7 @@ from bus.bounds import MAX_FRAMES
 from bus.codec import Frame
 from bus.eager import Eager
 from bus.keyring import Pair
-from bus.locality import nearest, unix_endpoint
+from bus.locality import unix_endpoint
 from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.packing import HEAD_BYTES, packed, unpacked
 from bus.refusals import Refusals
@@ -37,23 +36,15 @@ from bus.security import (
     SecurityError,
     check_exposure,
     check_name,
-    reachable_plainly,
-    secure_client,
     secure_server,
 )
 from bus.transport import Receive
+from bus.ways import IO_THREAD, QUEUED, Ways
 
 log = logging.getLogger(__name__)
 
 BATCH = {Lane.CONTROL: 256, Lane.BULK: 16}
 """Messages taken from one socket before the event loop gets its turn; of bulk, fewer where control has come."""
-
-IO_THREAD = {Lane.CONTROL: 1, Lane.BULK: 2}
-"""By lane, as a bit of ZeroMQ's affinity. One thread for both would let a control message wait, in each direction and
-at either end, while it copies a piece of a large one: several milliseconds where gigabytes are under way."""
-
-QUEUED = {Lane.CONTROL: 50_000, Lane.BULK: 1_000}
-"""Messages that may wait for a peer, by lane."""
 
 ZERO_COPY_BYTES = 65_536
 """Bulk frames from this size on are handed to ZeroMQ without a copy."""
@@ -75,8 +66,6 @@ KEPT_FREE_BYTES = (32 << 20) - (64 << 10)
 unused, of pieces of up to 32 MiB. Before one has been, received arrays of a megabyte are freed and faulted in anew all
 the time, which costs more than a third of receiving them."""
 
-LINGER_MS = 300
-
 KEYS_EVERY_S = 1.0
 """How often the key file is looked at."""
 
@@ -85,27 +74,12 @@ REBIND_EVERY_S = 0.05
 
 REBINDS_UNTIL_TOLD = 100
 
-REFUSED_FOR_S = 2.0
-"""How long nothing is sent to a node that has refused this node's key, before it is tried again."""
-
 _NOW = int(zmq.NOBLOCK)  # flags as plain numbers: an enum's cost shows at tens of thousands of messages a second
 _READABLE = int(zmq.POLLIN)
 
 
 _Message = tuple[bytes, list[Frame]]
 """Routing id and frames; none of them if its sender is not who it says."""
-
-
-class _Way(NamedTuple):
-    """A connection to a peer."""
-
-    socket: zmq.Socket[bytes]
-    name: str  # of the peer, as it was addressed
-    place: str  # where it goes: the endpoint itself, or the Unix socket beside it
-
-
-_Where = tuple[str, Lane, str]
-"""Endpoint, lane, and the key of who should answer there: an address with a false name reaches nobody."""
 
 
 class ZeroMQTransport:
@@ -137,11 +111,7 @@ class ZeroMQTransport:
         self._counters: Counter[str] = Counter()
         self._context = zmq.Context(len(IO_THREAD))
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        self._routing_id = f"{name}/{epoch}".encode()
         self._routers: dict[Lane, zmq.Socket[bytes]] = {}
-        self._ways: dict[_Where, _Way] = {}
-        self._server_keys: dict[str, str] = {}  # by name, as the key file is now
-        self._refused: dict[_Where, float] = {}  # until when
         self._receive: Receive | None = None
         self._ahead: dict[Lane, _Message] = {}  # taken, and not delivered yet
         self._due: set[Lane] = set()  # lanes that are drained in the next turn of the loop
@@ -153,12 +123,14 @@ class ZeroMQTransport:
         self._all_signals = select.poll()  # both lanes', for a thread of its own
         self._refusals = Refusals(name, self._counters)
         self._doors = Authentication(self._context, key, self._refusals) if key is not None else None
+        self._ways = Ways(self._context, name, epoch, key=key, doors=self._doors, counters=self._counters, unix=unix)
         try:
             endpoints = [self._listen(lane, host, port if lane is Lane.CONTROL else 0) for lane in Lane]
         except zmq.ZMQError as error:
             self._close_sockets()
             raise CannotListen(f"cannot listen on {host}:{port or '*'}: {zmq.strerror(error.errno or 0)}") from None
         self._address = NodeAddress(name=name, control=endpoints[0], bulk=endpoints[1], epoch=epoch)
+        self._ways.begin(self._address.control, self._pair)
         self._timer = self._loop.call_soon(self._look_at_keys) if key is not None else None
 
     @property
@@ -294,93 +266,26 @@ class ZeroMQTransport:
     def send(self, to: NodeAddress, lane: Lane, frames: Sequence[Frame]) -> None:
         if self._receive is None:
             raise PeerLost(f"node {self._address.name} has closed its connections")
-        endpoint = to.control if lane is Lane.CONTROL else to.bulk
-        where = endpoint, lane, "" if self._key is None else self._server_key(to.name)
-        way = self._ways.get(where) or self._connect(to, where)
+        socket = self._ways.to(to, lane)
         part = packed(frames)
         if part is None or len(part) > MAX_FRAME_BYTES:
             _check_sizes(frames)
         try:
             if part is not None:
-                way.socket.send(part, _NOW)
+                socket.send(part, _NOW)
             else:
                 copy = lane is Lane.CONTROL or max(map(len, frames)) < ZERO_COPY_BYTES
-                way.socket.send_multipart(frames, _NOW, copy=copy)
+                socket.send_multipart(frames, _NOW, copy=copy)
         except zmq.Again:
             raise Overloaded(
                 f"{QUEUED[lane]} messages already wait for node {to.name} on the {lane.name.lower()} lane"
             ) from None
 
-    def _server_key(self, name: str) -> str:
-        """With which a node must answer; empty without a key file."""
-        if self._key is None:
-            return ""
-        found = self._server_keys.get(name)
-        if found is None:
-            try:
-                found = self._server_keys[name] = self._key.ring().server_key(name)
-            except SecurityError as error:
-                raise PeerLost(str(error)) from None
-        return found
-
-    def _connect(self, to: NodeAddress, where: _Where) -> _Way:
-        endpoint, lane, server_key = where
-        if self._key is None and not reachable_plainly(endpoint):
-            raise PeerLost(f"node {to.name} at {endpoint} is beyond this machine: a key file is needed (--key-file)")
-        if self._refused.get(where, 0.0) > self._loop.time():
-            raise PeerLost(f"node {to.name} at {endpoint} refuses the key of node {self._name}: it is not on its list")
-        try:
-            dealer = self._context.socket(zmq.DEALER)
-        except zmq.ZMQError as error:  # too many
-            raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
-        dealer.routing_id = self._routing_id
-        dealer.linger = LINGER_MS
-        dealer.affinity = IO_THREAD[lane]
-        dealer.sndhwm = QUEUED[lane]
-        dealer.ipv6 = endpoint.startswith("tcp://[")
-        dealer.reconnect_ivl = 100
-        dealer.reconnect_ivl_max = 5_000
-        if self._pair is not None and self._doors is not None:
-            secure_client(dealer, self._pair, server_key)
-            self._doors.watch_client(dealer, lambda: self._on_refused(where))
-        way = self._ways[where] = _Way(dealer, to.name, self._nearest(endpoint))
-        try:
-            dealer.connect(way.place)
-        except zmq.ZMQError as error:
-            self._drop(where, linger_ms=0)
-            raise PeerLost(f"cannot connect to node {to.name} at {endpoint!r}: {error.strerror}") from None
-        return way
-
-    def _nearest(self, endpoint: str) -> str:
-        return nearest(endpoint, self._address.control) if self._unix else endpoint
-
-    def _on_refused(self, where: _Where) -> None:
-        """libzmq gives up a connection whose key is refused: the next message after a while tries anew."""
-        way = self._ways.get(where)
-        if way is not None:
-            log.warning("node %s at %s refuses this node's key: it is not on its list", way.name, where[0])
-            self._counters["refused_by_peers"] += 1
-            self._drop(where, linger_ms=0)
-            now = self._loop.time()
-            self._refused = {place: until for place, until in self._refused.items() if until > now}
-            self._refused[where] = now + REFUSED_FOR_S
-
-    def _drop(self, where: _Where, *, linger_ms: int) -> None:
-        dealer = self._ways.pop(where).socket
-        if self._doors is not None:
-            self._doors.unwatch(dealer)
-        dealer.close(linger=linger_ms)
-
     def disconnect(self, peer: NodeAddress) -> None:
-        for endpoint, lane in ((peer.control, Lane.CONTROL), (peer.bulk, Lane.BULK)):
-            for where in [where for where in self._ways if where[:2] == (endpoint, lane)]:
-                self._drop(where, linger_ms=0)
+        self._ways.disconnect(peer)
 
     def keep(self, name: str, endpoints: Collection[str]) -> None:
-        for where, way in list(self._ways.items()):
-            moved = where[0] not in endpoints
-            if way.name == name and (moved or way.place not in (where[0], self._nearest(where[0]))):
-                self._drop(where, linger_ms=0)
+        self._ways.keep(name, endpoints)
 
     # ---- keys that change ----------------------------------------------------------------------------------------
 
@@ -390,7 +295,7 @@ class ZeroMQTransport:
             return
         self._key.refresh()
         self._doors.reconsider()
-        self._server_keys.clear()
+        self._ways.forget_keys()
         try:
             self._speak_with(check_name(self._name, self._key))
         except SecurityError as error:
@@ -404,9 +309,7 @@ class ZeroMQTransport:
         """Answer and connect with a pair from now on; connections between other keys than now are closed."""
         changed = self._pair is None or pair.public != self._pair.public
         self._pair = pair
-        for where, way in list(self._ways.items()):
-            if changed or not self._still_answers(way.name, where[2]):
-                self._drop(where, linger_ms=LINGER_MS)
+        self._ways.speak_with(pair)
         if not changed:
             return
         for lane, endpoint in ((Lane.CONTROL, self._address.control), (Lane.BULK, self._address.bulk)):
@@ -418,12 +321,6 @@ class ZeroMQTransport:
             secure_server(self._routers[lane], pair)
             for place in self._places(endpoint):
                 self._rebind(lane, place)
-
-    def _still_answers(self, name: str, server_key: str) -> bool:
-        try:
-            return self._server_key(name) == server_key
-        except PeerLost:  # none of its keys is good any more
-            return False
 
     def _rebind(self, lane: Lane, endpoint: str, attempt: int = 1) -> None:
         self._rebinds.pop(endpoint, None)
@@ -456,8 +353,7 @@ class ZeroMQTransport:
                 self._doors.unwatch(router)
             router.close(linger=0)
         self._routers.clear()
-        for where in list(self._ways):
-            self._drop(where, linger_ms=LINGER_MS)
+        self._ways.close()
         if self._doors is not None:
             self._doors.close()
         self._context.term()

@@ -149,7 +149,7 @@ class Lasting:
             unfinished=sum(node.unfinished.values()) - answers,
             answers=answers,
             watches=node.watches,
-            connections=len(getattr(self._node._transport, "_ways", ())),
+            connections=len(self._node._transport._ways.open),  # type: ignore[attr-defined]
             actors=len(node.actors),
             lent=sum(node.objects[what] for what in ("objects", "leases", "borrowed")),
             timers=sum(not timer.cancelled() for timer in getattr(asyncio.get_running_loop(), "_scheduled", ())),

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
+import bus.ways
 import bus.zeromq
 from bus.message import Lane
 from bus.security import ClusterKey, make_key
@@ -117,7 +118,8 @@ def _run_for_real(
             place.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bus.zeromq, "QUEUED", dict.fromkeys(Lane, QUEUED))
+        for module in (bus.zeromq, bus.ways):
+            patch.setattr(module, "QUEUED", dict.fromkeys(Lane, QUEUED))
         run_in_real_time(main())
 
 

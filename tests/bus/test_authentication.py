@@ -14,6 +14,7 @@ import zmq
 import bus.asking
 import bus.authentication
 import bus.refusals
+import bus.ways
 import bus.zeromq
 from actors.core import Node
 from bus import keyring
@@ -38,7 +39,7 @@ def key(tmp_path: Path) -> ClusterKey:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus.zeromq, "KEYS_EVERY_S", 0.02)
-    monkeypatch.setattr(bus.zeromq, "REFUSED_FOR_S", 0.5)
+    monkeypatch.setattr(bus.ways, "REFUSED_FOR_S", 0.5)
     monkeypatch.setattr(bus.asking, "RESEND_AFTER_S", 0.2)
 
 
@@ -143,7 +144,7 @@ async def test_a_node_that_is_not_on_the_list_is_told_so(tmp_path: Path, key: Cl
         with pytest.raises(PeerLost, match=r"node server at .* refuses the key of node guest: it is not on its list"):
             await ask(guest, server.address, "hello", timeout_s=0.5)
         keyring.replace(key.path, listing)  # it is listed: no restart is needed on either side
-        await asyncio.sleep(bus.zeromq.REFUSED_FOR_S)
+        await asyncio.sleep(bus.ways.REFUSED_FOR_S)
         assert await ask(guest, server.address, "hello", retries=10) == "hello"
 
 

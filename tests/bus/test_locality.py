@@ -16,7 +16,7 @@ from tests.bus.test_zeromq import Nodes, ask, echo, free_port, until
 def ways(transport: object) -> set[str]:
     """The schemes of a node's connections."""
     assert isinstance(transport, ZeroMQTransport)
-    found = (way.socket.getsockopt_string(zmq.LAST_ENDPOINT) for way in transport._ways.values())
+    found = (way.socket.getsockopt_string(zmq.LAST_ENDPOINT) for way in transport._ways.open.values())
     return {endpoint.partition("://")[0] for endpoint in found}
 
 

@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 import bus.asking
+import bus.ways
 import bus.zeromq
 from bus.answering import Request, Serve
 from bus.codec import Decoder, Frame
@@ -316,7 +317,8 @@ async def test_messages_that_came_together_are_news_until_those_whom_they_woke_u
 
 
 async def test_a_full_connection_pushes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bus.zeromq, "QUEUED", {Lane.CONTROL: 10, Lane.BULK: 10})
+    for module in (bus.zeromq, bus.ways):
+        monkeypatch.setattr(module, "QUEUED", {Lane.CONTROL: 10, Lane.BULK: 10})
     async with Nodes() as nodes:
         a = nodes("a")
         to = nobody(free_port())
