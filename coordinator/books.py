@@ -16,6 +16,7 @@ from coordinator.job import Job
 from coordinator.observe.rundir import RunDirectory
 from coordinator.scheduling.journal import FileJournal, read_journal
 from coordinator.scheduling.ledger import Ledger
+from coordinator.scheduling.mix import Mix
 from coordinator.scheduling.rolling import NOTHING_YET, RollingScheduler, Rules
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Books:
         state, version = (checkpoint.scheduler, checkpoint.version) if checkpoint is not None else (NOTHING_YET, 0)
         since = read_journal(directory.ledger, state.journal)
         self._journal = FileJournal(directory.ledger)
-        self.scheduler = RollingScheduler(rules_of(job), Ledger(self._journal))
+        self.scheduler = RollingScheduler(rules_of(job), Ledger(self._journal), Mix(job.scheduling.mix))
         if checkpoint is not None or since:
             acknowledged = _tickets(directory.path / "store" / BUFFER_FILE)
             self.scheduler.restore(state, version, held, since=since, acknowledged=acknowledged)

@@ -18,6 +18,7 @@ from actors.policy import Policy, Qwen3Shape
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
 from coordinator.metadata.spec import parse_spec
 from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
+from coordinator.scheduling.mix import Mix, TaskStream
 
 
 class SchedulingSettings(Settings, frozen=True):
@@ -28,6 +29,8 @@ class SchedulingSettings(Settings, frozen=True):
     order: Literal["pipelined", "paper"] = "pipelined"
     batch_timeout_s: float = 600.0  # how long a step waits for its batch before the run stops with an error
     losses_in_a_row: int = 500  # so many lost trajectories with none stored between them stop the run with an error
+    mix: dict[str, TaskStream] = msgspec.field(default_factory=dict)  # streams of tasks; none: all tasks in order
+    queue_ttl_s: float = 3600.0  # a trajectory that has waited this long for a place is evicted with its group
 
 
 class EvaluationSettings(Settings, frozen=True):
@@ -143,6 +146,7 @@ def check(job: Job) -> None:
             f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}"
         )
     _check_shares(job.sft)
+    _check_mix(job)
     if job.train.backend == "torch" and job.train.tensor_parallel != 1:
         raise JobError("train.tensor_parallel: the torch backend runs in one process; use train.backend=megatron")
     if job.policy.path is None:
@@ -157,6 +161,13 @@ def check(job: Job) -> None:
         check_settings(job.trackers)
     except TrackersUnusable as error:
         raise JobError(str(error)) from None
+
+
+def _check_mix(job: Job) -> None:
+    try:
+        Mix(job.scheduling.mix)
+    except ValueError as error:
+        raise JobError(f"scheduling.mix: {error}") from None
 
 
 def _hint(job: Job) -> str:
@@ -194,6 +205,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "sft.learning_rate": job.sft.learning_rate,
         "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
         "scheduling.losses_in_a_row": job.scheduling.losses_in_a_row,
+        "scheduling.queue_ttl_s": job.scheduling.queue_ttl_s,
         "checkpoint.keep": job.checkpoint.keep,
         "coordinator.store_timeout_s": job.coordinator.store_timeout_s,
         "coordinator.start_timeout_s": job.coordinator.start_timeout_s,

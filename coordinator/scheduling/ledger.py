@@ -22,7 +22,7 @@ Going back to a checkpoint changes what became of the tickets since (``restore``
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -74,11 +74,17 @@ class Ledger:
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal: Journal = journal or NoJournal()
+        self._watcher: Callable[[Event], None] = _nobody
         self._live: dict[str, Entry] = {}
+        self._states: Counter[State] = Counter()  # of live tickets
         self.admitted = 0
         self.trained = 0
         self.lost: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()
+
+    def watched_by(self, watcher: Callable[[Event], None]) -> None:
+        """Whom to tell of every transition, once the journal has it."""
+        self._watcher = watcher
 
     def __contains__(self, ticket: str) -> bool:
         return ticket in self._live
@@ -92,48 +98,49 @@ class Ledger:
     def admit(self, ticket: Ticket) -> None:
         if ticket.id in self._live:
             raise LedgerError(f"ticket {ticket.id} was admitted already")
-        self._journal.write([Event("admitted", [ticket.id])])
+        self._write(Event("admitted", [ticket.id]))
         self._live[ticket.id] = Entry(ticket)
+        self._states["admitted"] += 1
         self.admitted += 1
 
     def buffer(self, outcome: Outcome) -> None:
         """Its trajectory is durably stored."""
         entry = self._require(outcome.ticket, "admitted")
-        self._journal.write([Event("stored", [outcome.ticket], outcome.initiating_version)])
-        entry.state = "buffered"
+        self._write(Event("stored", [outcome.ticket], outcome.initiating_version))
+        self._move(entry, "buffered")
 
     def take(self, tickets: list[str]) -> None:
         """All or, with an error, none."""
         for entry in [self._require(ticket, "buffered") for ticket in tickets]:
-            entry.state = "taken"
+            self._move(entry, "taken")
 
     def put_back(self, tickets: list[str]) -> None:
         """The step that took them did not happen."""
         for entry in [self._require(ticket, "taken") for ticket in tickets]:
-            entry.state = "buffered"
+            self._move(entry, "buffered")
 
     def train(self, tickets: list[str], version: int) -> None:
         """The step on them is done and made ``version``. All or, with an error, none."""
         for ticket in tickets:
             self._require(ticket, "taken")
-        self._journal.write([Event("trained", tickets, version)])
+        self._write(Event("trained", tickets, version))
         for ticket in tickets:
-            del self._live[ticket]
+            self._end(ticket)
         self.trained += len(tickets)
 
     def lose(self, ticket: str, reason: str, detail: str = "") -> None:
         """It ended while it ran."""
         self._require(ticket, "admitted")
-        self._journal.write([Event("lost", [ticket], reason=reason, detail=detail[:MOST_DETAIL])])
-        del self._live[ticket]
+        self._write(Event("lost", [ticket], reason=reason, detail=detail[:MOST_DETAIL]))
+        self._end(ticket)
         self.lost[reason] += 1
 
     def evict(self, ticket: str, reason: str) -> None:
         """It will not be trained on, though it runs or is buffered; whoever calls this stops or discards it."""
         if self.entry(ticket).state == "taken":
             raise LedgerError(f"ticket {ticket} is taken: the step on it must end first")
-        self._journal.write([Event("evicted", [ticket], reason=reason)])
-        del self._live[ticket]
+        self._write(Event("evicted", [ticket], reason=reason))
+        self._end(ticket)
         self.evicted[reason] += 1
 
     def _require(self, ticket: str, state: State) -> Entry:
@@ -141,6 +148,18 @@ class Ledger:
         if entry.state != state:
             raise LedgerError(f"ticket {ticket} is {entry.state}, expected {state}")
         return entry
+
+    def _write(self, event: Event) -> None:
+        self._journal.write([event])
+        self._watcher(event)
+
+    def _move(self, entry: Entry, state: State) -> None:
+        self._states[entry.state] -= 1
+        self._states[state] += 1
+        entry.state = state
+
+    def _end(self, ticket: str) -> None:
+        self._states[self._live.pop(ticket).state] -= 1
 
     def mark(self) -> int:
         """Where in the journal a checkpoint stands that is taken now."""
@@ -167,6 +186,7 @@ class Ledger:
         for ticket in buffered:
             fates.pop(ticket.id, None)
             self._live[ticket.id] = Entry(ticket, "buffered")
+            self._states["buffered"] += 1
         self.admitted = balance.admitted + admitted(since)
         self.trained = balance.trained
         self.lost, self.evicted = Counter(balance.lost), Counter(balance.evicted)
@@ -176,23 +196,33 @@ class Ledger:
             if not fate.on_record:
                 new[fate.reason].append(id_)
         losses = [Event("lost", tickets, reason=reason) for reason, tickets in new.items()]
-        self._journal.write([Event("resumed", [ticket.id for ticket in buffered], version), *losses])
+        events = [Event("resumed", [ticket.id for ticket in buffered], version), *losses]
+        self._journal.write(events)
+        for event in events:
+            self._watcher(event)
 
     def balance(self) -> Balance:
-        states = Counter(entry.state for entry in self._live.values())
         return Balance(
             self.admitted,
             self.trained,
             dict(self.lost),
             dict(self.evicted),
-            states["admitted"],
-            states["buffered"],
-            states["taken"],
+            self._states["admitted"],
+            self._states["buffered"],
+            self._states["taken"],
         )
+
+    def counts(self) -> tuple[int, int]:
+        """Tickets in flight and buffered."""
+        return self._states["admitted"], self._states["buffered"]
 
     def ended(self) -> dict[str, int]:
         """All that was admitted and not trained on, by reason."""
         return dict(self.lost + self.evicted)
+
+
+def _nobody(event: Event) -> None:
+    """Nobody wants to hear of transitions."""
 
 
 class _Fate(msgspec.Struct, frozen=True):

@@ -16,21 +16,23 @@ Invariants:
 Redundant groups (slack > 0) are there to be overtaken: with alpha >= 1 the slowest of them may become stale.
 
 It decides and records; messages are the coordinator's business (``to_start``, ``to_stop``, ``to_discard`` collect what
-there is to say). Nothing here reads a clock or waits.
+there is to say; whoever takes them does so in the same turn of the loop). Nothing here reads a clock or waits, and no
+decision costs more for more that is live: groups are kept by the version that makes them stale, complete ones in the
+order in which they will be taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from actors.env.messages import Outcome, Ticket
-from actors.env.protocol import training_task
-from coordinator.scheduling.groups import Group, GroupState
+from coordinator.scheduling.groups import Group, Groups, GroupState
 from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Balance, Ledger, admitted
+from coordinator.scheduling.mix import Mix, StreamState
 
 MEMBER_RETRIES = 3
 
@@ -67,6 +69,7 @@ class SchedulerState(msgspec.Struct, frozen=True):
     balance: Balance
     live: list[str]  # tickets
     journal: int  # where in the ledger's journal it stands
+    mix: dict[str, StreamState] = {}
 
 
 NOTHING_YET = SchedulerState(0, 0, [], Balance(0, 0, {}, {}, 0, 0, 0), [], 0)
@@ -76,15 +79,17 @@ NOTHING_YET = SchedulerState(0, 0, [], Balance(0, 0, {}, {}, 0, 0, 0), [], 0)
 class RollingScheduler:
     """See the module docstring."""
 
-    def __init__(self, rules: Rules, ledger: Ledger) -> None:
+    def __init__(self, rules: Rules, ledger: Ledger, mix: Mix | None = None) -> None:
         self.rules = rules
         self.ledger = ledger
+        self.mix = mix or Mix({})
         self.version = 0
         self.to_start: list[Ticket] = []
         self.to_stop: list[tuple[str, str]] = []
         self.to_discard: list[str] = []
         self._changed: Callable[[], None] = _nobody
-        self._groups: dict[int, Group] = {}
+        self._room: Callable[[int], bool] = _any_number
+        self._groups = Groups()
         self._group_of: dict[str, int] = {}
         self._open = False
         self._resumed: list[Ticket] = []  # members of a checkpoint's groups that run again, once it opens
@@ -96,6 +101,10 @@ class RollingScheduler:
     def on_change(self, changed: Callable[[], None]) -> None:
         """Whom to tell when a batch may have become ready."""
         self._changed = changed
+
+    def bounded_by(self, room: Callable[[int], bool]) -> None:
+        """Who says whether so many more tickets may wait to be started: while they may not, no group is admitted."""
+        self._room = room
 
     # ---- admission -----------------------------------------------------------------------------------------------
 
@@ -116,11 +125,20 @@ class RollingScheduler:
         self._evict_stale()
         self._admit()
 
+    def set_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """Other shares for streams of tasks, for what is admitted from now on. Raises ``ValueError``."""
+        return self.mix.set_weights(weights)
+
+    def refill(self) -> None:
+        """Admit what there is room for now."""
+        self._admit()
+
     def _admit(self) -> None:
-        while self._open and self._places() > 0:
+        while self._open and self._places() > 0 and self._room(self.rules.group_size):
             index = self._next_group
             self._next_group += 1
-            self._add_group(index, training_task(index))
+            stream, task = self.mix.next()
+            self._add_group(Group(index, task, set(), {}, stream=stream), self.rules.group_size)
         self._changed()
 
     def _places(self) -> int:
@@ -130,13 +148,13 @@ class RollingScheduler:
             return 0
         return self.rules.capacity - len(self._groups) - on_their_way
 
-    def _add_group(
-        self, index: int, task: int, stored: dict[str, Outcome] | None = None, members: int | None = None
-    ) -> None:
-        group = Group(index, task, set(), stored if stored is not None else {})
-        self._groups[index] = group
-        for _ in range(self.rules.group_size if members is None else members):
-            self._add_member(group)
+    def _add_group(self, group: Group, members: int) -> None:
+        """A group with so many members that are yet to run."""
+        try:
+            for _ in range(members):
+                self._add_member(group)
+        finally:  # those that the journal has are accounted for, whatever became of the others
+            self._groups.add(group)
 
     def _add_member(self, group: Group) -> None:
         ticket = self._ticket(group)
@@ -161,8 +179,7 @@ class RollingScheduler:
                 self.to_discard.append(outcome.ticket)
             return
         self.ledger.buffer(outcome)
-        group.missing.discard(outcome.ticket)
-        group.stored[outcome.ticket] = outcome
+        self._groups.store(group, outcome)
         if self._is_stale(group):
             self._evict_group(group, "stale")
         self._admit()
@@ -182,12 +199,24 @@ class RollingScheduler:
             self._add_member(group)
         self._admit()
 
+    def give_up(self, ticket: str, reason: str) -> None:
+        """A ticket that has not ended will not be waited for any longer: its group is evicted whole. Others are
+        ignored."""
+        group = self._running(ticket)
+        if group is not None:
+            self._evict_group(group, reason)
+            self._admit()
+
+    def group_of(self, ticket: str) -> Group | None:
+        """That of a ticket in flight or buffered."""
+        index = self._group_of.get(ticket)
+        return None if index is None else self._groups.get(index)
+
     def _running(self, ticket: str) -> Group | None:
         """The group of a ticket that has not ended."""
         index = self._group_of.get(ticket)
-        if index is None or ticket not in self._groups[index].missing:
-            return None
-        return self._groups[index]
+        group = None if index is None else self._groups.get(index)
+        return group if group is not None and ticket in group.missing else None
 
     # ---- batches -------------------------------------------------------------------------------------------------
 
@@ -198,24 +227,34 @@ class RollingScheduler:
     @property
     def complete_groups(self) -> int:
         """Groups of which every member is stored."""
-        return sum(group.complete for group in self._groups.values())
+        return self._groups.complete
+
+    @property
+    def training(self) -> int:
+        """Groups of the batch that is trained on now."""
+        return len(self._taken)
+
+    @property
+    def places(self) -> int:
+        """Groups that may be admitted now, if there is room for their tickets."""
+        return max(0, self._places())
 
     def take(self) -> Taken:
         """The oldest complete groups, B of them; call only when ``ready``. At alpha = 0 the rest is cut."""
         self._evict_stale()
-        complete = [group for group in self._groups.values() if group.complete]
-        groups = sorted(complete, key=lambda group: (group.version, group.index))[: self.rules.groups_per_step]
-        if self._taken or len(groups) < self.rules.groups_per_step:
+        complete = self._groups.complete
+        if self._taken or complete < self.rules.groups_per_step:
             raise RuntimeError(
-                f"a batch of {self.rules.groups_per_step} groups cannot be taken: {len(complete)} are complete, and "
+                f"a batch of {self.rules.groups_per_step} groups cannot be taken: {complete} are complete, and "
                 f"{len(self._taken)} are being trained on"
             )
+        groups = [self._groups.take() for _ in range(self.rules.groups_per_step)]
         for group in groups:
             self.ledger.take(list(group.stored))
-            self._remove(group)
+            self._forget(group)
         self._taken = groups
         if self.rules.alpha == 0:
-            for group in list(self._groups.values()):
+            for group in self._groups.all():
                 self._evict_group(group, "straggler")
         self._admit()
         return Taken(
@@ -246,8 +285,8 @@ class RollingScheduler:
         groups, self._taken = self._taken, []
         for group in groups:
             self.ledger.put_back(list(group.stored))
-            self._groups[group.index] = group
-            self._group_of |= dict.fromkeys(group.stored, group.index)
+            self._groups.add(group)
+            self._group_of.update(dict.fromkeys(group.stored, group.index))
         self._evict_stale()  # the bound may have been lowered meanwhile
         self._admit()
 
@@ -256,25 +295,25 @@ class RollingScheduler:
         return bool(group.stored) and group.version < self.version - self.rules.alpha
 
     def _evict_stale(self) -> None:
-        for group in list(self._groups.values()):
-            if self._is_stale(group):
-                self._evict_group(group, "stale")
+        for group in self._groups.before(self.version - self.rules.alpha):
+            self._evict_group(group, "stale")
 
     def _evict_group(self, group: Group, reason: str) -> None:
         for ticket in group.stored:
             self.ledger.evict(ticket, reason)
             self.to_discard.append(ticket)
-        unsent = {ticket.id for ticket in (*self.to_start, *self._resumed)}
+        unsent = {ticket.id for ticket in (*self.to_start, *self._resumed)} & group.missing
         for id_ in sorted(group.missing):
             self.ledger.evict(id_, reason)
             if id_ not in unsent:
                 self.to_stop.append((id_, reason))
-        self.to_start = [ticket for ticket in self.to_start if ticket.id not in group.missing]
-        self._resumed = [ticket for ticket in self._resumed if ticket.id not in group.missing]
-        self._remove(group)
+        if unsent:
+            self.to_start = [ticket for ticket in self.to_start if ticket.id not in unsent]
+            self._resumed = [ticket for ticket in self._resumed if ticket.id not in unsent]
+        self._groups.remove(group)
+        self._forget(group)
 
-    def _remove(self, group: Group) -> None:
-        del self._groups[group.index]
+    def _forget(self, group: Group) -> None:
         for ticket in group.tickets:
             self._group_of.pop(ticket, None)
 
@@ -284,12 +323,18 @@ class RollingScheduler:
         """Enough to go on from: the order of the data and the buffered groups. A batch that is being trained on is
         among them: what is saved are the weights before its step."""
         groups = [
-            GroupState(group.index, group.task, dict(group.stored), len(group.missing))
-            for group in (*self._taken, *self._groups.values())
+            GroupState(group.index, group.task, dict(group.stored), len(group.missing), group.stream)
+            for group in (*self._taken, *self._groups.all())
         ]
         ledger = self.ledger
         return SchedulerState(
-            self._next_group, self._next_ticket, groups, ledger.balance(), ledger.live(), ledger.mark()
+            self._next_group,
+            self._next_ticket,
+            groups,
+            ledger.balance(),
+            ledger.live(),
+            ledger.mark(),
+            self.mix.state(),
         )
 
     def restore(
@@ -307,6 +352,7 @@ class RollingScheduler:
         present = set(held)
         self.version = version
         self._next_group, self._next_ticket = state.next_group, state.next_ticket + admitted(since)
+        self.mix.restore(state.mix, state.next_group)
         stored = {
             saved.index: {id_: outcome for id_, outcome in saved.stored.items() if id_ in present}
             for saved in state.groups
@@ -316,8 +362,9 @@ class RollingScheduler:
         self.to_discard += sorted(present - {ticket.id for ticket in tickets})
         for saved in state.groups:
             kept = stored[saved.index]
-            self._group_of |= dict.fromkeys(kept, saved.index)
-            self._add_group(saved.index, saved.task, kept, saved.rerun + len(saved.stored) - len(kept))
+            self._group_of.update(dict.fromkeys(kept, saved.index))
+            group = Group(saved.index, saved.task, set(), kept, stream=saved.stream)
+            self._add_group(group, saved.rerun + len(saved.stored) - len(kept))
         self._resumed, self.to_start = self.to_start, []
         self._evict_stale()
 
@@ -327,9 +374,13 @@ class RollingScheduler:
 
     def counts(self) -> tuple[int, int]:
         """Trajectories in flight and buffered."""
-        missing = sum(len(group.missing) for group in self._groups.values())
-        return missing, sum(len(group.stored) for group in self._groups.values())
+        return self.ledger.counts()
 
 
 def _nobody() -> None:
     """Nobody waits for a batch yet."""
+
+
+def _any_number(tickets: int) -> bool:
+    """Nothing but the admission rule bounds what is admitted."""
+    return True
