@@ -7,17 +7,20 @@ is answered, and every ticket is on exactly one env host until its outcome arriv
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.core import Actor, Ref, handler
+import msgspec
+
+from actors.core import Ref, handler
 from actors.env.messages import DescribeEnv, EnvState, LearnerVersion, Noted, Outcome, Start, Stop, Ticket
 from actors.telemetry import SpansTaken
 from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
 from coordinator.admin import AdminDesk
+from coordinator.dispatch import USUAL, Batch, Dispatcher, Terms
 from coordinator.losses import LossWatch, TooManyLosses
 from coordinator.messages import (
     ROLES,
@@ -42,6 +45,7 @@ from coordinator.messages import (
     Welcome,
 )
 from coordinator.scheduling.rolling import RollingScheduler
+from coordinator.tickets import TicketDesk, TicketHandlers
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -51,6 +55,12 @@ MEMBER = "member"
 DESCRIBE_TIMEOUT_S = 5.0
 ORDER_TIMEOUT_S = 60.0
 ORDER_RETRIES = 10
+SWEEP_EVERY_S = 5.0
+"""How often it is looked whether tickets have waited too long, or are too many."""
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """From the coordinator to itself."""
 
 
 class RoleLost(BusError):
@@ -61,8 +71,9 @@ class RoleLost(BusError):
         self.role = role
 
 
-class Coordinator(Actor):
-    """See the module docstring. ``failed`` ends the run with a named error."""
+class Coordinator(TicketHandlers):
+    """See the module docstring. ``failed`` ends the run with a named error; ``terms`` are the dispatcher's, ``journal``
+    is the ledger's file."""
 
     def __init__(
         self,
@@ -76,6 +87,8 @@ class Coordinator(Actor):
         warn: Callable[[str], None],
         losses: LossWatch,
         silence_s: float,
+        terms: Terms = USUAL,
+        journal: Path | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._welcome = welcome
@@ -87,17 +100,17 @@ class Coordinator(Actor):
         self._silence_s = silence_s
         self._joins: dict[str, Join] = {}
         self._roles: dict[Role, asyncio.Future[Ref]] = {}
-        self._env_hosts: list[Ref] = []
-        self._where: dict[str, Ref] = {}  # ticket -> env host
+        self.dispatcher = Dispatcher(scheduler, terms, lambda: asyncio.get_running_loop().time())
+        self.ticket_desk = TicketDesk(scheduler, self.dispatcher, self, journal)
         self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
         self._over = False
         self._losses = losses
-        self._turn = itertools.count()
         self._learner: LearnerVersion | None = None
 
     async def on_start(self) -> None:
         loop = asyncio.get_running_loop()
         self._roles = {role: loop.create_future() for role in ROLES}
+        self.every(SWEEP_EVERY_S, Sweep())
 
     async def on_stop(self) -> None:
         waiting: list[asyncio.Future[Any]] = [*self._roles.values(), *self._evaluations.values()]
@@ -120,21 +133,21 @@ class Coordinator(Actor):
 
     def _node_lost(self, name: str, why: str) -> None:
         roles = ", ".join(self._joins.pop(name).roles)
-        gone = [host for host in self._env_hosts if host.node.name == name]
-        others = [host for host in self._env_hosts if host.node.name != name]
-        if gone and others:  # env hosts are interchangeable
+        hosts = [ref.node.name for ref in self.dispatcher.hosts.refs()]
+        if name in hosts and set(hosts) != {name}:  # env hosts are interchangeable
             log.error("node %s (%s): %s; its trajectories run again elsewhere", name, roles, why)
-            self._env_hosts = others
-            for ticket, host in list(self._where.items()):
-                if host.node.name == name:
-                    self._ended(Outcome(ticket, "lost", "env_host_lost"))
+            tickets = self.dispatcher.hosts.leave(name)
+            self.dispatcher.hosts_changed()
+            for ticket in tickets:
+                self.ended(Outcome(ticket, "lost", "env_host_lost"))
             return
         self._failed(BusError(f"node {name} ({roles}) is lost: {why}"))
 
     @handler
     async def announce(self, message: Announce) -> Announced:
         if message.role == "env":
-            self._env_hosts.append(message.ref)
+            self.dispatcher.hosts.join(message.ref, message.places)
+            self.dispatcher.hosts_changed()
             if self._learner is not None:  # it joins a run that is under way
                 self.node.tell(message.ref, self._learner)
         future = self._roles[message.role]
@@ -165,12 +178,11 @@ class Coordinator(Actor):
         if self._over:
             return
         scheduler = self._scheduler
-        if scheduler.to_start and self._env_hosts:
-            tickets, scheduler.to_start = scheduler.to_start, []
-            self._start(tickets)
-        if scheduler.to_stop:
+        if scheduler.to_stop:  # first, so that what waits here is not started any more
             stops, scheduler.to_stop = scheduler.to_stop, []
             self._stop(stops)
+        for batch in self.dispatcher.batches():
+            self.node.background(self._start_at(batch))
         trainer = self._roles["trainer"]
         if scheduler.to_discard and trainer.done():
             discarded, scheduler.to_discard = scheduler.to_discard, []
@@ -181,21 +193,13 @@ class Coordinator(Actor):
         self._over = True
         self._scheduler.close()
 
-    def _start(self, tickets: list[Ticket]) -> None:
-        shares: dict[Ref, list[Ticket]] = {}
-        for ticket in tickets:
-            host = self._env_hosts[next(self._turn) % len(self._env_hosts)]
-            self._where[ticket.id] = host
-            shares.setdefault(host, []).append(ticket)
-        for host, share in shares.items():
-            self.node.background(self._start_at(host, share))
-
-    async def _start_at(self, host: Ref, tickets: list[Ticket]) -> None:
-        if await self._order(host, Start(tickets), Noted):
+    async def _start_at(self, batch: Batch) -> None:
+        if await self._order(batch.host, Start(batch.tickets, batch.more), Noted):
             return
-        for ticket in tickets:
-            if self._where.get(ticket.id) == host:
-                self._ended(Outcome(ticket.id, "lost", "env_host_lost"))
+        for ticket in batch.tickets:
+            host = self.dispatcher.hosts.host_of(ticket.id)
+            if host is not None and host.ref == batch.host:
+                self.ended(Outcome(ticket.id, "lost", "env_host_lost"))
 
     async def _order(self, to: Ref, message: object, reply: type[T]) -> bool:
         """Whether an order has arrived, for sure. If not, the watch over its node ends the run or its part in it."""
@@ -209,24 +213,42 @@ class Coordinator(Actor):
     def _stop(self, stops: list[tuple[str, str]]) -> None:
         shares: dict[tuple[Ref, str], list[str]] = {}
         for ticket, reason in stops:
-            host = self._where.pop(ticket, None)
-            if host is not None:
-                shares.setdefault((host, reason), []).append(ticket)
+            had = self.dispatcher.stop(ticket)
+            if had is not None:
+                shares.setdefault((had.ref, reason), []).append(ticket)
         for (host, reason), tickets in shares.items():
             self.node.background(self._order(host, Stop(tickets, reason), Noted))
 
+    def stop_there(self, host: Ref, ticket: str, reason: str) -> None:
+        """End one that runs; its outcome will say so."""
+        self.node.background(self._order(host, Stop([ticket], reason), Noted))
+
+    def proxy(self) -> Ref | None:
+        """If there is one yet."""
+        proxy = self._roles["proxy"]
+        return proxy.result() if proxy.done() else None
+
+    @handler
+    async def sweep(self, message: Sweep) -> None:
+        if not self._over:
+            self.dispatcher.sweep()
+            self.flush()
+
     @handler
     async def outcome(self, message: Outcome) -> Noted:
-        self._ended(message)
+        self.ended(message)
         return Noted()
 
-    def _ended(self, outcome: Outcome) -> None:
-        self._where.pop(outcome.ticket, None)
+    def ended(self, outcome: Outcome) -> None:
+        """A ticket's outcome, from its host or instead of one that will not come."""
+        self.dispatcher.ended(outcome)
         self._watch_losses(outcome)
         evaluation = self._evaluations.pop(outcome.ticket, None)
         if evaluation is not None:
+            self.dispatcher.evaluated(outcome)
             if not evaluation.done():
                 evaluation.set_result(outcome)
+            self.flush()
             return
         if outcome.state == "stored":
             self._scheduler.stored(outcome)
@@ -247,7 +269,7 @@ class Coordinator(Actor):
     def learner_version(self, version: int, alpha: int) -> None:
         """Tell all env hosts which trajectories may still be trained on."""
         self._learner = LearnerVersion(version, alpha)
-        for host in self._env_hosts:
+        for host in self.dispatcher.hosts.refs():
             self.node.tell(host, self._learner)
 
     async def evaluate(
@@ -260,7 +282,8 @@ class Coordinator(Actor):
         for future in futures.values():
             future.add_done_callback(lambda done: _tell(done, told))
         self._evaluations |= futures
-        self._start(tickets)
+        self.dispatcher.evaluate(tickets)
+        self.flush()
         try:
             async with asyncio.timeout(timeout_s):
                 return list(await asyncio.gather(*futures.values()))
@@ -271,7 +294,8 @@ class Coordinator(Actor):
             ) from None
         finally:
             for id_ in futures:
-                self._evaluations.pop(id_, None)
+                if self._evaluations.pop(id_, None) is not None:
+                    self.dispatcher.withdraw(id_)
 
     @handler
     async def spans(self, message: SpansTaken) -> None:
@@ -290,7 +314,8 @@ class Coordinator(Actor):
     @handler(concurrent=True)
     async def trajectories(self, message: GetTrajectories) -> Trajectories:
         states = [
-            await self.node.ask(host, DescribeEnv(), EnvState, timeout_s=DESCRIBE_TIMEOUT_S) for host in self._env_hosts
+            await self.node.ask(host, DescribeEnv(), EnvState, timeout_s=DESCRIBE_TIMEOUT_S)
+            for host in self.dispatcher.hosts.refs()
         ]
         return Trajectories([running for state in states for running in state.running])
 

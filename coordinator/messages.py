@@ -43,10 +43,11 @@ class RunOver(msgspec.Struct, frozen=True):
 
 
 class Announce(msgspec.Struct, frozen=True):
-    """A role's actor is there."""
+    """A role's actor is there. ``places``: how many trajectories an env host runs at once (0: it does not say)."""
 
     role: Role
     ref: Ref
+    places: int = 0
 
 
 class Announced(msgspec.Struct, frozen=True):

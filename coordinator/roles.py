@@ -76,8 +76,8 @@ class RoleContext:
         found = await self.node.ask(self.coordinator, Find(role, timeout_s), Found, timeout_s=timeout_s + ASK_TIMEOUT_S)
         return found.ref
 
-    async def announce(self, role: Role, ref: Ref) -> None:
-        await self.node.ask(self.coordinator, Announce(role, ref), Announced, timeout_s=ASK_TIMEOUT_S)
+    async def announce(self, role: Role, ref: Ref, *, places: int = 0) -> None:
+        await self.node.ask(self.coordinator, Announce(role, ref, places), Announced, timeout_s=ASK_TIMEOUT_S)
 
     def failed(self, role: Role) -> Callable[[BaseException], None]:
         """What a role calls when it cannot go on."""
@@ -174,7 +174,7 @@ async def start_env(context: RoleContext) -> None:
         peers=peers,
     )
     ref = await context.node.spawn(lambda: host, "env", restarts=0)
-    await context.announce("env", ref)
+    await context.announce("env", ref, places=number(job.environment.concurrent))
 
 
 async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) -> WorkerPool:

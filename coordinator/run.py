@@ -25,6 +25,7 @@ from coordinator.admin import AdminDesk, RunState
 from coordinator.books import Books, rules_of
 from coordinator.checkpoints import Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator, RoleLost
+from coordinator.dispatch import Terms
 from coordinator.facts import Facts
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.job import Job
@@ -39,6 +40,7 @@ from coordinator.pipeline import Peers, Pipeline
 from coordinator.resources.resolve import Placement
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.ledger import Ledger
+from coordinator.scheduling.mix import Mix
 from coordinator.scheduling.rolling import RollingScheduler
 from hwprobe import AffinityMap, encode
 
@@ -117,7 +119,9 @@ class Run:
         self._version = resume.version if resume is not None else 0
         self._books = Books(launch.job, directory, resume, launch.resume_directory) if saves else None
         self._scheduler = (
-            self._books.scheduler if self._books is not None else RollingScheduler(rules_of(launch.job), Ledger())
+            self._books.scheduler
+            if self._books is not None
+            else RollingScheduler(rules_of(launch.job), Ledger(), Mix(launch.job.scheduling.mix))
         )
         self._state = RunState(self._name, launch.job.train.steps)
         self._spans = Spans("coordinator")
@@ -235,6 +239,8 @@ class Run:
             warn=self._progress.warn,
             losses=self._losses,
             silence_s=self._launch.job.coordinator.silence_s,
+            terms=Terms(self._launch.job.environment.max_turns, self._launch.job.scheduling.queue_ttl_s),
+            journal=self._directory.ledger,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         self._write_address(ref)

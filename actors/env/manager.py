@@ -30,6 +30,7 @@ from actors.env.messages import (
     DescribeEnv,
     EnvState,
     LearnerVersion,
+    LeftPlaces,
     Noted,
     Outcome,
     ResetDone,
@@ -56,6 +57,8 @@ COMMAND_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 30.0
 REPORT_TIMEOUT_S = 60.0
 REPORT_RETRIES = 10
+LEFT_WITHIN_S = 0.02
+"""How long the news that places are free waits for more of its kind."""
 HANGING_SHARE = 0.5
 """A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
@@ -107,8 +110,11 @@ class EnvHost(Actor):
         self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
         self._counters: Counter[str] = Counter()
+        self._more_wait = False
+        self._left: list[str] = []
 
     async def on_stop(self) -> None:
+        self._left.clear()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -118,6 +124,7 @@ class EnvHost(Actor):
 
     @handler
     async def start(self, message: Start) -> Noted:
+        self._more_wait = message.more
         for ticket in message.tickets:
             if ticket.id in self._tasks:
                 self._counters["repeated_starts"] += 1
@@ -214,7 +221,19 @@ class EnvHost(Actor):
             self._places.release()
         if episode.ticket.purpose == "evaluate":
             return episode.outcome("evaluated", episode.env_return)
+        if self._more_wait:
+            self._tell_left(episode.ticket.id)
         return await self._settle(episode)
+
+    def _tell_left(self, ticket: str) -> None:
+        self._left.append(ticket)
+        if len(self._left) == 1:
+            asyncio.get_running_loop().call_later(LEFT_WITHIN_S, self._tell_all_left)
+
+    def _tell_all_left(self) -> None:
+        left, self._left = self._left, []
+        if left:
+            self.node.tell(self._peers.coordinator, LeftPlaces(left))
 
     async def _place(self, episode: Episode) -> None:
         """Wait for a free place, as long as others keep them (each is bound by its own deadlines), or to be stopped."""

@@ -27,9 +27,11 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Run these, each on its own timeline."""
+    """Run these, each on its own timeline. ``more``: others wait at the coordinator for a place, which therefore wants
+    to hear of ``LeftPlaces``."""
 
     tickets: list[Ticket]
+    more: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -72,6 +74,13 @@ class EnvState(msgspec.Struct, frozen=True):
 
 
 # ---- from an env host to the coordinator ----------------------------------------------------------------------------
+
+
+class LeftPlaces(msgspec.Struct, frozen=True):
+    """These are only scored and stored from now on: their places are free. Nobody relies on it: an ``Outcome``, which
+    follows, says the same."""
+
+    tickets: list[str]
 
 
 class Outcome(msgspec.Struct, frozen=True):
