@@ -29,6 +29,7 @@ from coordinator.dispatch import Terms
 from coordinator.facts import Facts
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.job import Job
+from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
 from coordinator.losses import LossWatch
 from coordinator.messages import ROLES, Join, Role, Welcome
 from coordinator.metadata import open_store
@@ -153,6 +154,7 @@ class Run:
             outcome = self._failed(await self._cause(error))
         finally:
             self._state.phase = "stopping"
+            tell_stopping(f"run {self._name} ends: {outcome}")
             (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
             if node is not None:
                 await node.close()
@@ -245,6 +247,7 @@ class Run:
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         self._write_address(ref)
         node.background(report_spans(node, ref, self._spans))
+        node.background(keep_telling())
         await facts.status("starting", self._version)
         await self._join_locally(node, ref, facts)
         starting = asyncio.gather(*(self._start_role(role, node, ref) for role in self._launch.local_roles))
@@ -279,6 +282,7 @@ class Run:
         """Where the admin shell finds a run on this machine, and roles elsewhere find it."""
         address = ref.node.control
         (self._directory.path / ADDRESS_FILE).write_text(f"{address}\n")
+        tell_ready(f"run {self._name} listens at {address}")
         missing = [role for role in ROLES if role not in self._launch.local_roles]
         if missing:
             self._progress.note(f"waiting at {address} for {', '.join(missing)}: start-ROLE --join {address}")

@@ -5,7 +5,8 @@
     (likewise env, reward, trainer, weightsync)
 
 Roles may start in any order and look for each other through the coordinator. Beyond loopback everybody needs the same
-key file; the run directory must be on a file system that the coordinator and the trainer share.
+key file; the run directory must be on a file system that the coordinator and the trainer share. Exit statuses:
+``coordinator.launching.exits``; readiness (systemd, Kubernetes): ``coordinator.launching.readiness``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ import msgspec
 
 from actors.core import Actor, Node, Ref, handler
 from actors.core.logs import configure_logging
-from bus.message import BusError, NodeAddress
+from bus.message import BusError, NodeAddress, NoSuchActor
 from bus.security import SecurityError, check_exposure, read_key
 from coordinator.commands.train import prepare, run, write_job_directory
 from coordinator.coordinator import MEMBER
 from coordinator.job import Job, JobError
+from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
+from coordinator.launching.hosts import LaunchError, numeric
+from coordinator.launching.leash import end_with_input
+from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
 from coordinator.messages import ROLES, Join, Role, RoleFailed, RunOver, Welcome
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_trackers
@@ -44,6 +49,9 @@ class RoleNotTaken(RuntimeError):
 
 
 JOIN_TIMEOUT_S = 60.0
+JOIN_RETRIES = 1_000
+"""As many as fit: an ask with retries is repeated every two seconds until its deadline."""
+JOIN_AGAIN_S = 0.5
 
 
 def parser(role: str) -> argparse.ArgumentParser:
@@ -59,8 +67,11 @@ def parser(role: str) -> argparse.ArgumentParser:
         result.description = f"Take the role {role} of a run, on this host."
         result.add_argument("--join", required=True, metavar="tcp://HOST:PORT", help="the coordinator's address")
         result.add_argument("--name", default="", help="name of this node (default: ROLE-PID)")
+        wait = f"seconds to look for the coordinator (default: {JOIN_TIMEOUT_S:g})"
+        result.add_argument("--join-timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help=wait)
     result.add_argument("--host", default="127.0.0.1", help="address of this host to listen on (default: loopback)")
     result.add_argument("--key-file", type=Path, help="cluster key; needed beyond loopback (make one with bin/keys)")
+    result.add_argument("--stop-on-eof", action="store_true", help="end in order when standard input does")
     return result
 
 
@@ -69,22 +80,25 @@ def main(argv: list[str] | None = None) -> int:
     role = words[0] if words else ""
     if role in ("-h", "--help"):
         print(f"usage: start ROLE [options]; ROLE is coordinator, {', '.join(ROLES)}; start ROLE --help says more")
-        return 0
+        return DONE
     if role not in ("coordinator", *ROLES):
         print(f"error: expected a role first: coordinator, {', '.join(ROLES)}; found {role!r}", file=sys.stderr)
-        return 2
+        return USAGE
     arguments = parser(role).parse_intermixed_args(words[1:])
     arguments.role = role
     try:
+        arguments.host = numeric(arguments.host)
+        if arguments.stop_on_eof:
+            end_with_input()
         return _coordinate(arguments) if role == "coordinator" else asyncio.run(_take_role(arguments))
-    except (JobError, RunDirectoryError, SecurityError) as error:
+    except (JobError, LaunchError, RunDirectoryError, SecurityError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return USAGE
     except (BusError, RoleNotTaken) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return NOT_TAKEN
     except KeyboardInterrupt:  # before a run listens for it
-        return 130
+        return INTERRUPTED
 
 
 def _coordinate(arguments: argparse.Namespace) -> int:
@@ -133,13 +147,17 @@ async def _take_role(arguments: argparse.Namespace) -> int:
             first: set[asyncio.Future[Any]] = {starting, over}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                print(f"{name}: {arguments.role} is ready for run {starting.result()}", flush=True)
+                ready = f"{arguments.role} is ready for run {starting.result()}"
+                tell_ready(ready)
+                node.background(keep_telling())
+                print(f"{name}: {ready}", flush=True)
             outcome = await over
         finally:
+            tell_stopping("ending")
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
     print(f"{name}: {outcome}", flush=True)
-    return 1 if outcome.startswith("lost") else 0
+    return FAILED if outcome.startswith("lost") else DONE
 
 
 async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, over: asyncio.Future[str]) -> str:
@@ -147,8 +165,7 @@ async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, ov
     role: Role = arguments.role
     affinity = build_affinity_map(probe())
     join = Join(node.address, [role], os.getpid(), encode(affinity))
-    about = f"is a coordinator listening at {arguments.join}?"
-    welcome = await node.ask(coordinator, join, Welcome, timeout_s=JOIN_TIMEOUT_S, retries=20, about=about)
+    welcome = await _join(node, coordinator, join, arguments)
     directory = _local_directory(welcome)
     configure_logging(node.address.name, directory / "logs", job=welcome.run)
     try:
@@ -178,6 +195,21 @@ async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, ov
         log.info("the role could not be taken", exc_info=error)
         raise RoleNotTaken(f"{role} did not start: {' '.join(str(error).split()) or repr(error)}") from error
     return welcome.run
+
+
+async def _join(node: Node, coordinator: Ref, join: Join, arguments: argparse.Namespace) -> Welcome:
+    """A coordinator's node listens before its actor is there: whoever comes that early comes again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + arguments.join_timeout
+    about = f"is a coordinator listening at {arguments.join}?"
+    while True:
+        left_s = deadline - loop.time()
+        try:
+            return await node.ask(coordinator, join, Welcome, timeout_s=left_s, retries=JOIN_RETRIES, about=about)
+        except NoSuchActor:
+            if deadline - loop.time() < JOIN_AGAIN_S:
+                raise
+            await asyncio.sleep(JOIN_AGAIN_S)
 
 
 def _local_directory(welcome: Welcome) -> Path:

@@ -27,6 +27,8 @@ COMMANDS = {
     "rollart-keys": "coordinator.commands.keys:main",
     "rollart-fetch-model": "coordinator.commands.fetch_model:main",
     "rollart-start": "coordinator.commands.start:main",
+    "rollart-start-node": "coordinator.commands.start_node:main",
+    "rollart-launch": "coordinator.commands.launch:main",
 }
 
 

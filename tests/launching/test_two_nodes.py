@@ -1,0 +1,138 @@
+"""A job over two hosts (127.0.0.1 and 127.0.0.2), really started: by the batch script through stand-ins for ``srun``
+and ``scontrol``, and by the host list through a stand-in for ssh. Both with a key."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import yaml
+
+from bus.security import make_key
+from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance
+from tests.support.running import ROOT, Command, ran
+
+SHORT = (*TINY, "train.steps=1", "environment.workers=1", "evaluation.episodes=1")
+TIMEOUT_S = 400.0
+
+# Runs the command once a node, as srun does; passes SIGTERM on to all tasks, and returns the highest exit status.
+SRUN = r"""#!/bin/bash
+while [[ $1 == --* ]]; do case $1 in --nodes=*) nodes=${1#*=} ;; esac; shift; done
+echo "$*" >>srun.asked
+trap 'kill -TERM "${tasks[@]}" 2>/dev/null' TERM
+for ((node = 0; node < nodes; node++)); do
+    SLURM_PROCID=$node SLURM_NODEID=$node SLURMD_NODENAME=127.0.0.$((node + 1)) "$@" &
+    tasks+=($!)
+done
+worst=0
+for task in "${tasks[@]}"; do
+    status=0
+    wait "$task" || status=$?
+    while kill -0 "$task" 2>/dev/null; do wait "$task"; status=$?; done
+    [ "$status" -le "$worst" ] || worst=$status
+done
+exit "$worst"
+"""
+SCONTROL = "#!/bin/sh\nprintf '127.0.0.1\\n127.0.0.2\\n'\n"
+SSH = '#!/bin/sh\necho "$1" >>ssh.asked\nexec sh -c "$2"\n'
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def hosts_that_joined(stdout: str) -> set[str]:
+    return set(re.findall(r"^(\w+-\d) joined: ", stdout, re.MULTILINE))
+
+
+def check_run(directory: Path, stdout: str) -> None:
+    assert [step["version"] for step in Run.latest(directory).steps()] == [1]
+    assert balance(stdout)["trained"] == 8  # one step of two groups of four
+    assert hosts_that_joined(stdout) == {"trainer-0", "weightsync-0", "reward-0", "proxy-1", "env-1"}
+
+
+def test_a_two_node_job_runs_under_slurm(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script(tools, "srun", SRUN)
+    script(tools, "scontrol", SCONTROL)
+    words = ["bash", str(ROOT / "deploy" / "slurm" / "rollart.sbatch"), str(FROZENLAKE), *SHORT]
+    environment = {
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "ROLLART_PORT": str(free_port()),
+        "ROLLART_START_NODE": f"{sys.executable} -m coordinator.commands.start_node",
+        "ROLLART_KEYS": f"{sys.executable} -m coordinator.commands.keys",
+    }
+    command = Command("sbatch", words, tmp_path, environment)
+    try:
+        assert command.wait(timeout_s=TIMEOUT_S) == 0, command.said()
+        assert command.leftovers(grace_s=5.0) == []
+    finally:
+        command.kill()
+    check_run(tmp_path, command.stdout)
+    assert "--coordinator 127.0.0.1 --port" in (tmp_path / "srun.asked").read_text()
+    assert not (tmp_path / "rollart-4711.key").exists()  # made for this job alone
+
+
+def test_a_two_node_job_runs_over_a_bare_host_list(tmp_path: Path) -> None:
+    ssh = script(tmp_path, "ssh", SSH)
+    key = tmp_path / "cluster.key"
+    make_key(key)
+    hosts = {
+        "port": free_port(),
+        "key_file": str(key),
+        "directory": str(tmp_path),
+        "start": f"{sys.executable} -m coordinator.commands.start {{role}}",
+        "shell": [str(ssh), "{host}"],
+        "hosts": [{"host": "first", "address": "127.0.0.1"}, {"host": "second", "address": "127.0.0.2"}],
+    }
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
+    words = [str(tmp_path / "hosts.yaml"), str(FROZENLAKE), *SHORT]
+    ended = ran("coordinator.commands.launch", *words, directory=tmp_path, timeout_s=TIMEOUT_S)
+    assert (ended.status, ended.leftovers) == (0, []), ended
+    check_run(tmp_path, ended.stdout)
+    assert sorted((tmp_path / "ssh.asked").read_text().split()) == ["first"] * 4 + ["second"] * 2
+
+
+def test_a_role_that_finds_no_coordinator_says_so_by_its_status(tmp_path: Path) -> None:
+    words = ["env", "--join", f"tcp://127.0.0.1:{free_port()}", "--join-timeout", "1"]
+    ended = ran("coordinator.commands.start", *words, directory=tmp_path, timeout_s=120.0)
+    assert (ended.status, ended.leftovers) == (3, []), ended
+    assert "is a coordinator listening at" in ended.stderr
+
+
+def test_a_coordinator_tells_its_supervisor_when_it_can_be_joined_and_that_it_ends(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        supervisor.settimeout(TIMEOUT_S)
+        words = [sys.executable, "-m", "coordinator.commands.start", "coordinator", str(FROZENLAKE), *SHORT]
+        command = Command("coordinator", words, tmp_path, {"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        try:
+            ready = supervisor.recv(4096).decode()
+            assert re.fullmatch(r"READY=1\nSTATUS=run \S+-frozenlake listens at tcp://127\.0\.0\.1:\d+", ready), ready
+            command.send(signal.SIGTERM)
+            heard = supervisor.recv(4096).decode()
+            while heard == "WATCHDOG=1":
+                heard = supervisor.recv(4096).decode()
+            assert re.fullmatch(r"STOPPING=1\nSTATUS=run \S+-frozenlake ends: .+", heard), heard
+            assert command.wait(timeout_s=60.0) == 130, command.said()
+        finally:
+            command.kill()
+    (tmp_path / "notify").unlink()
+    assert command.leftovers() == []
