@@ -29,6 +29,7 @@ COMMANDS = {
     "rollart-start": "coordinator.commands.start:main",
     "rollart-start-node": "coordinator.commands.start_node:main",
     "rollart-launch": "coordinator.commands.launch:main",
+    "rollart-plan": "coordinator.commands.plan:main",
 }
 
 
