@@ -109,6 +109,9 @@ class LevelQueues:
     def __contains__(self, id_: str) -> bool:
         return id_ in self._waiting
 
+    def ids(self) -> list[str]:
+        return list(self._waiting)
+
     def count(self, level: Level) -> int:
         return len(self._queues[level])
 

@@ -23,7 +23,7 @@ from actors.env.messages import (
     Ticket,
 )
 from bus.message import BusError
-from bus.simulated import Link, SimulatedNetwork
+from bus.simulated import Link, SimulatedNetwork, SimulatedTransport
 from coordinator.admin import AdminDesk, RunState
 from coordinator.coordinator import Coordinator
 from coordinator.dispatch import Terms
@@ -140,7 +140,10 @@ class Cluster:
         self.coordinator = coordinator
         self.hosts: dict[str, PretendHost] = {}
         self.failures: list[BaseException] = []
+        self.journal: Written | FileJournal
+        self._served = 0
         self._nodes: dict[str, Node] = {}
+        self._transports: dict[str, SimulatedTransport] = {}
 
     @property
     def scheduler(self) -> RollingScheduler:
@@ -150,21 +153,30 @@ class Cluster:
         self, name: str, places: int, script: Callable[[Ticket], tuple[float, str]] = ten_seconds, *, tell: int = -1
     ) -> PretendHost:
         """``tell``: how many places it says it has, where that differs."""
-        node = self._nodes[name] = Node(name, transport=self.network.join(name))
+        transport = self._transports[name] = self.network.join(name)
+        node = self._nodes[name] = Node(name, transport=transport)
         await node.__aenter__()
         host = self.hosts[name] = PretendHost(self.ref, places, script)
+        host.served = self._served
         env = await node.spawn(lambda: host, "env", restarts=0)
         await node.ask(self.ref, Join(node.address, ["env"], 1, b"{}"), Welcome, timeout_s=30.0, retries=5)
         announce = Announce("env", env, places if tell < 0 else tell)
         await node.ask(self.ref, announce, Announced, timeout_s=30.0, retries=5)
         return host
 
-    async def lose_host(self, name: str) -> None:
-        """It is gone without a word, and the coordinator's node notices."""
-        node = self._nodes.pop(name)
+    async def kill_host(self, name: str) -> None:
+        """It is gone without a word; the coordinator notices when it has been silent for long enough."""
         del self.hosts[name]
-        self.node.lose(node.address, "killed")
-        await node.close()
+        self._transports.pop(name).crash()
+        await self._nodes.pop(name).close()
+
+    async def cut_off(self, name: str, seconds: float = 60.0) -> None:
+        """Nothing gets to it or from it for so long that it is given up; then it is heard again, and ends."""
+        self.network.partition({name}, {"control", "admin"}, cut=True)
+        await asyncio.sleep(seconds)
+        self.network.heal()
+        await asyncio.sleep(seconds)
+        await self.kill_host(name)
 
     def begin(self) -> None:
         self.scheduler.open()
@@ -172,6 +184,7 @@ class Cluster:
 
     def serve(self, version: int) -> None:
         """Engines serve it from now on."""
+        self._served = version
         for host in self.hosts.values():
             host.served = version
         self.scheduler.served(version)
@@ -233,7 +246,7 @@ async def cluster(
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         made = Cluster(network, node, admin, ref, coordinator)
-        made.failures = failures
+        made.failures, made.journal = failures, books
         try:
             yield made
         finally:
