@@ -20,6 +20,7 @@ from hwprobe.affinity import (
 )
 from hwprobe.binding import HostShare, NumaBinding
 from hwprobe.hardware import Cpu, Finding, Gpu, Hardware, Memory, Nic, NumaNode
+from hwprobe.merging import merge
 from hwprobe.probing import probe
 from hwprobe.profile import CpuProfile, GpuProfile, ProfileError, ResourceProfile, load_profile
 from hwprobe.roofline import Kind, Roofline
@@ -49,5 +50,6 @@ __all__ = [
     "decode",
     "encode",
     "load_profile",
+    "merge",
     "probe",
 ]

@@ -160,17 +160,17 @@ def build_affinity_map(hardware: Hardware | Sequence[Hardware], profile: Resourc
         local = list(host.findings)
         devices += [_gpu_device(gpu, share, declared, local) for gpu in host.gpus]
         findings += local if len(hosts) == 1 else [_located(finding, host.host) for finding in local]
-    devices = _within_counts(devices, declared, findings)
+    devices = within_counts(devices, declared, findings)
     reference = reference_ridge(device.ridge for device in devices if device.ridge is not None and device.roles)
-    devices = [_with_kind(device, reference) for device in devices]
+    devices = [with_kind(device, reference) for device in devices]
     alone = not any(device.roles for device in devices)
     for host, share in zip(hosts, shares, strict=True):
         cpu = _cpu_device(host, share)
-        devices.append(_with_cpu_roles(cpu, kind(cpu.ridge, reference) if alone and cpu.ridge is not None else None))
+        devices.append(with_cpu_roles(cpu, kind(cpu.ridge, reference) if alone and cpu.ridge is not None else None))
     return AffinityMap(
         hosts=tuple(shares),
         devices=tuple(devices),
-        pools=_pools(devices, declared, reference),
+        pools=pools(devices, declared, reference),
         reference_ridge=reference,
         findings=coalesce(findings),
     )
@@ -263,7 +263,7 @@ def _gpu_memory(subject: str, gpu: Gpu, figures: GpuProfile, table: Roofline | N
     return min(found, wanted) if found else wanted
 
 
-def _within_counts(devices: list[Device], declared: dict[str, GpuProfile], findings: list[Finding]) -> list[Device]:
+def within_counts(devices: list[Device], declared: dict[str, GpuProfile], findings: list[Finding]) -> list[Device]:
     """Take the roles from devices beyond the profile's count; say where there are fewer."""
     seen: dict[str, int] = {}
     result = []
@@ -284,7 +284,7 @@ def _within_counts(devices: list[Device], declared: dict[str, GpuProfile], findi
     return result
 
 
-def _with_kind(device: Device, reference: float) -> Device:
+def with_kind(device: Device, reference: float) -> Device:
     if device.ridge is None:
         return device
     own = kind(device.ridge, reference)
@@ -310,14 +310,14 @@ def _cpu_device(host: Hardware, share: HostShare) -> Device:
     )
 
 
-def _with_cpu_roles(device: Device, kind_alone: Kind | None) -> Device:
+def with_cpu_roles(device: Device, kind_alone: Kind | None) -> Device:
     """Beside GPUs the CPUs keep their two roles and no kind; alone they do everything."""
     if kind_alone is None:
         return device
     return msgspec.structs.replace(device, kind=kind_alone, roles=_CPU_ALONE_ROLES if device.roles else ())
 
 
-def _pools(devices: list[Device], declared: dict[str, GpuProfile], reference: float) -> tuple[Pool, ...]:
+def pools(devices: list[Device], declared: dict[str, GpuProfile], reference: float) -> tuple[Pool, ...]:
     """One pool a class; a class that is only declared has an empty one, so that a planner can name it."""
     by_class: dict[str, list[Device]] = {}
     for device in devices:
