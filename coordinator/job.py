@@ -18,7 +18,9 @@ from actors.policy import Policy, Qwen3Shape
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
 from coordinator.metadata.spec import parse_spec
 from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
+from coordinator.resources.settings import BindingSettings
 from coordinator.scheduling.mix import Mix, TaskStream
+from hwprobe.profile import ResourceProfile
 
 
 class SchedulingSettings(Settings, frozen=True):
@@ -68,6 +70,8 @@ class Job(Settings, frozen=True):
     scheduling: SchedulingSettings = SchedulingSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    binding: BindingSettings = BindingSettings()
+    resource_profile: ResourceProfile = ResourceProfile()
     coordinator: CoordinatorSettings = CoordinatorSettings()
     trackers: TrackerSettings = TrackerSettings()
 

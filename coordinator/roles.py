@@ -32,8 +32,11 @@ from coordinator.dumping import manifest_of
 from coordinator.job import Job
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
+from hwprobe.offers import gpu_share
 
 ASK_TIMEOUT_S = 10.0
+GPU_SHARE = "ROLLART_GPU_SHARE"
+"""As in ``actors.gpu_memory``, which needs torch."""
 PARENT_SILENCES = 3.0
 """A child gives up a parent that is silent this many times as long as it takes to give up a child."""
 
@@ -99,10 +102,12 @@ class RoleContext:
         )
 
     def environment(self, place: Place) -> dict[str, str]:
-        """Environment variables of a child process: threads, and the one GPU that it may see."""
+        """Environment variables of a child process: threads, the one GPU that it may see, and its share of that."""
         settings = {"OMP_NUM_THREADS": str(place.threads), "MKL_NUM_THREADS": str(place.threads)}
         if place.device.startswith("gpu"):
             settings["CUDA_VISIBLE_DEVICES"] = place.device.removeprefix("gpu")
+            beside = sum(other.device == place.device for other in self.placement.places)
+            settings[GPU_SHARE] = f"{gpu_share(beside):.4f}"
         return settings
 
 

@@ -38,6 +38,7 @@ from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
+from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import Placement
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.ledger import Ledger
@@ -143,9 +144,11 @@ class Run:
         self._interruption.listen()
         node: Node | None = None
         facts: Facts | None = None
+        binder = self._binder()
         status, outcome = 1, "failed"
         try:
             node = self._open_node()
+            binder.open()
             facts = await self._open_facts()
             status, outcome = await self._train(node, facts)
         except Interrupted as interruption:
@@ -158,6 +161,7 @@ class Run:
             (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
             if node is not None:
                 await node.close()
+            binder.close()
             if facts is not None:
                 await self._close_facts(facts, {0: "done", 130: "interrupted"}.get(status, "failed"))
             balance = self._scheduler.ledger.balance()
@@ -187,6 +191,11 @@ class Run:
                 self._books.close()
         except OSError as error:
             log.error("%s: %s", self._directory.ledger, error)
+
+    def _binder(self) -> Binder:
+        launch = self._launch
+        binding, directory = launch.job.binding, self._directory.path
+        return Binder(binding, launch.placement, launch.affinity, directory=directory, say=self._progress.note)
 
     def _open_node(self) -> Node:
         launch = self._launch

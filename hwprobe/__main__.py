@@ -14,6 +14,7 @@ import msgspec
 
 from hwprobe.affinity import AffinityMap, build_affinity_map
 from hwprobe.hardware import Finding, Hardware
+from hwprobe.offers import Offer, offers
 from hwprobe.probing import probe
 from hwprobe.profile import ProfileError, load_profile
 
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     hardware = probe()
     affinity = build_affinity_map(hardware, profile)
     if options.json:
-        document = msgspec.json.encode({"hardware": hardware, "affinity": affinity})
+        document = msgspec.json.encode({"hardware": hardware, "affinity": affinity, "limits": limits_of(hardware)})
         print(msgspec.json.format(document, indent=2).decode())
     else:
         print(describe(hardware, affinity))
@@ -97,9 +98,17 @@ def describe(hardware: Hardware, affinity: AffinityMap) -> str:
             for nic in hardware.nics
         ]
         lines += ["", *_table(("NIC", "STATE", "SPEED", "MTU", "NUMA"), rows)]
+    rows = [(o.limit, "yes" if o.enforced else "no", o.what, o.how) for o in limits_of(hardware)]
+    lines += ["", *_table(("LIMIT", "ENFORCED", "OF WHAT", "BY WHAT, OR WHY NOT"), rows)]
     if affinity.findings:
         lines += ["", *(_line(finding) for finding in affinity.findings)]
     return "\n".join(lines)
+
+
+def limits_of(hardware: Hardware) -> tuple[Offer, ...]:
+    """What can be enforced on this host."""
+    bus_ids = tuple(gpu.pci_bus_id for gpu in hardware.gpus)
+    return offers(cpus=hardware.cpu.allowed, numa_nodes=len(hardware.numa), gpus=bus_ids)
 
 
 def _line(finding: Finding) -> str:

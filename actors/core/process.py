@@ -124,6 +124,16 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
 
 
+_bind: Callable[[str, int], None] | None = None
+
+
+def bind_children(bind: Callable[[str, int], None] | None) -> None:
+    """``bind(name, pid)`` is called for every child that this process starts, at once after the start: for whoever
+    gives them CPUs and control groups. It must not raise; None ends it."""
+    global _bind  # noqa: PLW0603  (one per process, as its children are)
+    _bind = bind
+
+
 async def start_child(
     name: str, module: str, arguments: list[str], *, log_path: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
@@ -145,4 +155,6 @@ async def start_child(
             env=settings,
             start_new_session=True,
         )
+    if _bind is not None:
+        _bind(name, process.pid)
     return Child(name, process, log_path, log_start)

@@ -23,8 +23,9 @@ def prepare_offline(
     path: Path, overrides: list[str], settled: Callable[[Job], Job]
 ) -> tuple[Job, AffinityMap, Placement]:
     """Read, probe, resolve for the trainer alone. Raises ``JobError``."""
-    affinity = build_affinity_map(probe())
-    job, placement = resolve(settled(load(path, overrides)), affinity, offline=True)
+    job = settled(load(path, overrides))
+    affinity = build_affinity_map(probe(), job.resource_profile)
+    job, placement = resolve(job, affinity, offline=True)
     return job, affinity, placement
 
 

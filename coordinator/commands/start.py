@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import msgspec
 from actors.core import Actor, Node, Ref, handler
 from actors.core.logs import configure_logging
 from bus.message import BusError, NodeAddress, NoSuchActor
-from bus.security import SecurityError, check_exposure, read_key
+from bus.security import ClusterKey, SecurityError, check_exposure, read_key
 from coordinator.commands.train import prepare, run, write_job_directory
 from coordinator.coordinator import MEMBER
 from coordinator.job import Job, JobError
@@ -36,6 +37,7 @@ from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopp
 from coordinator.messages import ROLES, Join, Role, RoleFailed, RunOver, Welcome
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_trackers
+from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import resolve
 from coordinator.roles import START, RoleContext
 from coordinator.run import CONTROL, Launch, policy_directory
@@ -139,10 +141,20 @@ async def _take_role(arguments: argparse.Namespace) -> int:
     key = read_key(arguments.key_file) if arguments.key_file is not None else None
     over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     _end_on_signals(over)
+    with ExitStack() as ends:
+        outcome = await _serve(arguments, name, key, over, ends)
+    print(f"{name}: {outcome}", flush=True)
+    return FAILED if outcome.startswith("lost") else DONE
+
+
+async def _serve(
+    arguments: argparse.Namespace, name: str, key: ClusterKey | None, over: asyncio.Future[str], ends: ExitStack
+) -> str:
+    """Have the role until the run is over, or this process is to end; returns which."""
     async with Node(name, host=arguments.host, key=key) as node:
         await node.spawn(lambda: Member(over), MEMBER)
         coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
-        starting = asyncio.create_task(_start(arguments, node, coordinator, over))
+        starting = asyncio.create_task(_start(arguments, node, coordinator, over, ends))
         try:
             first: set[asyncio.Future[Any]] = {starting, over}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -151,20 +163,21 @@ async def _take_role(arguments: argparse.Namespace) -> int:
                 tell_ready(ready)
                 node.background(keep_telling())
                 print(f"{name}: {ready}", flush=True)
-            outcome = await over
+            return await over
         finally:
             tell_stopping("ending")
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-    print(f"{name}: {outcome}", flush=True)
-    return FAILED if outcome.startswith("lost") else DONE
 
 
-async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, over: asyncio.Future[str]) -> str:
-    """Join and take the role; returns the run's name. Where that fails the run is told, which cannot go on without."""
+async def _start(
+    arguments: argparse.Namespace, node: Node, coordinator: Ref, over: asyncio.Future[str], ends: ExitStack
+) -> str:
+    """Join and take the role; returns the run's name. Where that fails the run is told, which cannot go on without.
+    ``ends``: what is to be done once the node is closed."""
     role: Role = arguments.role
-    affinity = build_affinity_map(probe())
-    join = Join(node.address, [role], os.getpid(), encode(affinity))
+    hardware = probe()
+    join = Join(node.address, [role], os.getpid(), encode(build_affinity_map(hardware)))
     welcome = await _join(node, coordinator, join, arguments)
     directory = _local_directory(welcome)
     configure_logging(node.address.name, directory / "logs", job=welcome.run)
@@ -175,11 +188,16 @@ async def _start(arguments: argparse.Namespace, node: Node, coordinator: Ref, ov
             silence_s=job.coordinator.silence_s,
             on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
         )
+        affinity = build_affinity_map(hardware, job.resource_profile)
+        placement = resolve(job, affinity)[1]
+        binder = Binder(job.binding, placement, affinity, directory=directory, say=_say)
+        ends.callback(binder.close)
+        binder.open()
         context = RoleContext(
             node,
             coordinator,
             job,
-            resolve(job, affinity)[1],
+            placement,
             run=welcome.run,
             job_directory=Path(welcome.job_directory),
             policy_directory=policy_directory(job, directory),
@@ -220,6 +238,10 @@ def _local_directory(welcome: Welcome) -> Path:
     local = Path("runs") / welcome.run
     local.mkdir(parents=True, exist_ok=True)
     return local.resolve()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _end_on_signals(over: asyncio.Future[str]) -> None:

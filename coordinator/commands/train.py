@@ -120,8 +120,9 @@ def _train_only(launch: Launch, directory: RunDirectory, program: FromDump) -> i
 
 def prepare(path: Path, overrides: list[str]) -> tuple[Job, AffinityMap, Placement]:
     """Read, probe, resolve. Raises ``JobError``."""
-    affinity = build_affinity_map(probe())
-    job, placement = resolve(settled(load(path, overrides)), affinity)
+    job = settled(load(path, overrides))
+    affinity = build_affinity_map(probe(), job.resource_profile)
+    job, placement = resolve(job, affinity)
     return job, affinity, placement
 
 
@@ -165,8 +166,8 @@ def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
             raise JobError(f"{path}: a run of bin/sft; go on with sft --resume, or train from its model (policy.path)")
         checkpoint = newest(directory)
         job_directory = read_job_directory(directory)
-        affinity = build_affinity_map(probe())
         job = settled(convert(directory.read_job(), str(directory.job_file), overrides))
+        affinity = build_affinity_map(probe(), job.resource_profile)
         check_trackers(job)
         offline = (directory.path / FROM_DUMP).is_file()
         job, placement = resolve(job, affinity, offline=offline)

@@ -13,10 +13,12 @@ from pathlib import Path
 import yaml
 
 from bus.security import make_key
+from hwprobe.delegation import standing
 from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance
 from tests.support.running import ROOT, Command, ran
 
-SHORT = (*TINY, "train.steps=1", "environment.workers=1", "evaluation.episodes=1")
+LIMIT = "binding.limits={env-worker: {memory_gib: 4}}"
+SHORT = (*TINY, "train.steps=1", "environment.workers=1", "evaluation.episodes=1", LIMIT)
 TIMEOUT_S = 400.0
 
 # Runs the command once a node, as srun does; passes SIGTERM on to all tasks, and returns the highest exit status.
@@ -61,6 +63,8 @@ def hosts_that_joined(stdout: str) -> set[str]:
 def check_run(directory: Path, stdout: str) -> None:
     assert [step["version"] for step in Run.latest(directory).steps()] == [1]
     assert balance(stdout)["trained"] == 8  # one step of two groups of four
+    why = standing().missing.get("memory")
+    assert (f"memory of env-worker is not limited: {why}" in stdout) == (why is not None)
     assert hosts_that_joined(stdout) == {"trainer-0", "weightsync-0", "reward-0", "proxy-1", "env-1"}
 
 

@@ -52,6 +52,9 @@ def _build(settings: EngineProcessSettings) -> Engine:
     """Takes seconds, in which the loop does not run: being told to stop ends the process there and then."""
     handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
+        from actors.gpu_memory import keep_to_share  # noqa: PLC0415  (imports torch: part of the seconds)
+
+        keep_to_share()
         return make_engine(
             settings.kind,
             Path(settings.policy_directory),

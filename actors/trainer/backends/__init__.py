@@ -31,6 +31,10 @@ def make_backend(
     """
     import torch  # noqa: PLC0415 (the package stays importable without it)
 
+    from actors.gpu_memory import keep_to_share  # noqa: PLC0415
+
+    keep_to_share()
+
     if isinstance(settings.threads, int):
         torch.set_num_threads(settings.threads)
     if settings.backend == "torch":
