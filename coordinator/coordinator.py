@@ -21,6 +21,7 @@ from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
 from coordinator.admin import AdminDesk
 from coordinator.dispatch import USUAL, Batch, Dispatcher, Terms
+from coordinator.job import Job
 from coordinator.losses import LossWatch, TooManyLosses
 from coordinator.messages import (
     ROLES,
@@ -30,11 +31,13 @@ from coordinator.messages import (
     Find,
     Found,
     GetNodes,
+    GetPools,
     GetStatus,
     GetTrajectories,
     Join,
     Nodes,
     Pause,
+    Pools,
     Role,
     RoleFailed,
     RunOver,
@@ -44,6 +47,7 @@ from coordinator.messages import (
     Unpause,
     Welcome,
 )
+from coordinator.resources.pools import pools_of
 from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.tickets import TicketDesk, TicketHandlers
 
@@ -310,6 +314,11 @@ class Coordinator(TicketHandlers):
     @handler
     async def nodes(self, message: GetNodes) -> Nodes:
         return self._desk.nodes(self._joins.values())
+
+    @handler
+    async def pools(self, message: GetPools) -> Pools:
+        job = msgspec.json.decode(self._welcome.job, type=Job)
+        return pools_of(self._joins.values(), job.resource_profile)
 
     @handler(concurrent=True)
     async def trajectories(self, message: GetTrajectories) -> Trajectories:

@@ -115,6 +115,25 @@ class Nodes(msgspec.Struct, frozen=True):
     nodes: list[NodeFacts]
 
 
+class GetPools(msgspec.Struct, frozen=True):
+    """Ask for ``Pools``."""
+
+
+class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All devices of one hardware class, over all hosts."""
+
+    hardware_class: str
+    kind: str  # "compute", "bandwidth" or ""
+    devices: int
+    declared: int | None  # how many the job's profile says there are
+    hosts: list[str]
+
+
+class Pools(msgspec.Struct, frozen=True):
+    pools: list[PoolFacts]
+    warnings: list[str]
+
+
 class GetTrajectories(msgspec.Struct, frozen=True):
     """Ask for ``Trajectories``."""
 

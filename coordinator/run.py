@@ -39,6 +39,7 @@ from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
 from coordinator.resources.binder import Binder
+from coordinator.resources.rebinder import Rebinder
 from coordinator.resources.resolve import Placement
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.ledger import Ledger
@@ -263,6 +264,9 @@ class Run:
         finding = asyncio.create_task(self._peers(coordinator, starting))
         try:
             peers = await self._race(finding)
+            affinity = self._launch.job.rollout.affinity
+            if affinity:
+                node.background(Rebinder(node, peers.proxy, affinity, say=self._progress.note).run())
             pipeline = self._pipeline(node, coordinator, peers, facts)
             try:
                 return await self._drive(pipeline, facts)

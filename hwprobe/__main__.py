@@ -98,8 +98,8 @@ def describe(hardware: Hardware, affinity: AffinityMap) -> str:
             for nic in hardware.nics
         ]
         lines += ["", *_table(("NIC", "STATE", "SPEED", "MTU", "NUMA"), rows)]
-    rows = [(o.limit, "yes" if o.enforced else "no", o.what, o.how) for o in limits_of(hardware)]
-    lines += ["", *_table(("LIMIT", "ENFORCED", "OF WHAT", "BY WHAT, OR WHY NOT"), rows)]
+    limits = [(o.limit, "yes" if o.enforced else "no", o.what, o.how) for o in limits_of(hardware)]
+    lines += ["", *_table(("LIMIT", "ENFORCED", "OF WHAT", "BY WHAT, OR WHY NOT"), limits)]
     if affinity.findings:
         lines += ["", *(_line(finding) for finding in affinity.findings)]
     return "\n".join(lines)

@@ -37,7 +37,9 @@ def merge(maps: Iterable[AffinityMap], profile: ResourceProfile | None = None) -
     gpus = [with_kind(device, reference) for device in gpus]
     alone = not any(device.roles for device in gpus)
     cpus = [
-        with_cpu_roles(device, kind(device.ridge, reference) if alone and device.ridge is not None else None)
+        with_cpu_roles(
+            _beside_gpus(device), kind(device.ridge, reference) if alone and device.ridge is not None else None
+        )
         for device in every
         if device.id == "cpu"
     ]
@@ -48,6 +50,11 @@ def merge(maps: Iterable[AffinityMap], profile: ResourceProfile | None = None) -
         reference_ridge=reference,
         findings=coalesce(findings),
     )
+
+
+def _beside_gpus(device: Device) -> Device:
+    """A host's CPUs as they are in a pool with GPUs: their own map may know none."""
+    return msgspec.structs.replace(device, kind=None, roles=("environment", "reward") if device.roles else ())
 
 
 def _overridden(device: Device, declared: dict[str, GpuProfile]) -> Device:

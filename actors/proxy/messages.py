@@ -79,6 +79,13 @@ class Served(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Prefer(msgspec.Struct, frozen=True):
+    """From now on a domain's requests go to this hardware class first; those in flight stay where they are."""
+
+    domain: str
+    hardware_class: str
+
+
 class DescribeProxy(msgspec.Struct, frozen=True):
     """Ask for ``ProxyState``."""
 
@@ -115,6 +122,8 @@ class EngineState(msgspec.Struct, frozen=True):
     version: int | None
     in_flight: int
     restarts: int
+    places: int = 1  # of its running batch
+    by_domain: dict[str, int] = {}  # requests in flight
 
 
 class ProxyState(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ from actors.proxy.messages import (
     HostResume,
     HostSuspend,
     HostUpdate,
+    Prefer,
     Progress,
     ProxyState,
     Remove,
@@ -120,7 +121,7 @@ class LLMProxy(Actor):
         failed: Callable[[BaseException], None],
     ) -> None:
         self._engines = {name: EngineEntry(name, class_) for name, class_ in classes.items()}
-        self._affinity = affinity
+        self._affinity = dict(affinity)
         self._weightsync: Ref | None = None
         self._failed = failed
         self._queued: dict[str, Add] = {}
@@ -367,9 +368,24 @@ class LLMProxy(Actor):
         return Acknowledged()
 
     @handler(urgent=True)
+    async def prefer(self, message: Prefer) -> Acknowledged:
+        self._affinity[message.domain] = message.hardware_class
+        self._counters["rebindings"] += 1
+        return Acknowledged()
+
+    @handler(urgent=True)
     async def describe(self, message: DescribeProxy) -> ProxyState:
         engines = [
-            EngineState(e.name, e.state, e.hardware_class, e.version, len(e.in_flight), e.restarts)
+            EngineState(
+                e.name,
+                e.state,
+                e.hardware_class,
+                e.version,
+                len(e.in_flight),
+                e.restarts,
+                e.limits.max_sequences,
+                dict(Counter(add.domain for add in e.in_flight.values())),
+            )
             for e in self._engines.values()
         ]
         return ProxyState(engines, len(self._queued), self._tokens, dict(+self._counters))

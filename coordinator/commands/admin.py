@@ -1,7 +1,7 @@
 """``bin/admin``: look at a run and change it while it goes on; one command, or a prompt for several.
 
 admin status            admin nodes            admin trajectories
-admin pause             admin resume           admin set alpha 2
+admin pools             admin pause            admin resume           admin set alpha 2
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from bus.security import SecurityError, read_key
 from coordinator.messages import (
     Changed,
     GetNodes,
+    GetPools,
     GetStatus,
     GetTrajectories,
     Nodes,
     Pause,
+    Pools,
     SetAlpha,
     Status,
     Trajectories,
@@ -35,7 +37,7 @@ from coordinator.messages import (
 from coordinator.run import ADDRESS_FILE, CONTROL
 
 ANSWER_TIMEOUT_S = 10.0
-COMMANDS = "status, nodes, trajectories, pause, resume, set alpha N, help, quit"
+COMMANDS = "status, nodes, pools, trajectories, pause, resume, set alpha N, help, quit"
 
 
 T = TypeVar("T")
@@ -121,8 +123,9 @@ class Shell:
         match words:
             case ["status"]:
                 return await self._show(GetStatus(), Status, describe_status)
-            case ["nodes"]:
-                return await self._show(GetNodes(), Nodes, describe_nodes)
+            case ["nodes" | "pools" as what]:
+                nodes, pools = (GetNodes(), Nodes, describe_nodes), (GetPools(), Pools, describe_pools)
+                return await (self._show(*nodes) if what == "nodes" else self._show(*pools))
             case ["trajectories"]:
                 return await self._show(GetTrajectories(), Trajectories, describe_trajectories)
             case ["pause" | "resume" as verb]:
@@ -162,6 +165,18 @@ def describe_status(status: Status) -> str:
         for e in status.engines
     ]
     return "\n".join(lines)
+
+
+def describe_pools(pools: Pools) -> str:
+    """One line for each hardware class."""
+    lines = []
+    for pool in pools.pools:
+        declared = "" if pool.declared is None else f" of {pool.declared} declared"
+        kind = f" ({pool.kind}-optimised)" if pool.kind else ""
+        lines.append(
+            f"{pool.hardware_class}{kind}  {pool.devices} devices{declared}  on {', '.join(pool.hosts) or '-'}"
+        )
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in pools.warnings)])
 
 
 def describe_nodes(nodes: Nodes) -> str:

@@ -190,6 +190,8 @@ async def _start(
         )
         affinity = build_affinity_map(hardware, job.resource_profile)
         placement = resolve(job, affinity)[1]
+        for note in placement.notes:
+            _say(note)
         binder = Binder(job.binding, placement, affinity, directory=directory, say=_say)
         ends.callback(binder.close)
         binder.open()

@@ -224,6 +224,8 @@ def run(launch: Launch, directory: RunDirectory) -> int:
     policy_directory(launch.job, directory.path)
     progress = open_progress(launch.job.name, launch.job.train.steps)
     progress.note(f"run directory: {directory.path}")
+    for note in launch.placement.notes:
+        progress.note(note)
     if launch.resume is not None:
         progress.note(f"resuming from version {launch.resume.version}")
     try:

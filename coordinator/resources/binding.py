@@ -67,7 +67,7 @@ def _bind_one(need: Need, affinity: AffinityMap, used: set[str]) -> list[Binding
     pools = preference(need, affinity)
     if not pools:
         raise CannotBind(f"{need.role}: no device of this cluster can do it{_declared(need)}")
-    preferred, missing = pools[0], need.count
+    preferred, missing, used = pools[0], need.count, set(used)
     bindings: list[Binding] = []
     for hardware_class in pools:
         if not missing:
@@ -89,6 +89,7 @@ def _bind_one(need: Need, affinity: AffinityMap, used: set[str]) -> list[Binding
             )
         )
         missing -= len(chosen)
+        used.update(name for name in chosen if not name.endswith("/cpu"))
     if missing:
         found = ", ".join(f"{name}: {_why_not(need, affinity, name, used)}" for name in pools)
         raise CannotBind(

@@ -12,7 +12,9 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from actors.proxy.routing import preferred_class
 from coordinator.job import Job, JobError
+from coordinator.resources.binding import Binding, Need, bind, fallbacks
 from hwprobe import AffinityMap, Device
 
 N = TypeVar("N")
@@ -40,6 +42,7 @@ class Placement(msgspec.Struct, frozen=True):
     """All child processes of a run."""
 
     places: list[Place]
+    notes: list[str] = msgspec.field(default_factory=list)  # what is not as preferred, and why
 
     def of(self, role: str) -> list[Place]:
         return [place for place in self.places if place.role == role]
@@ -49,9 +52,10 @@ class Placement(msgspec.Struct, frozen=True):
         rows = [("process", "role", "device", "class", "threads")]
         rows += [(p.name, p.role, p.device, p.hardware_class, str(p.threads)) for p in self.places]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
+        table = "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
         )
+        return "\n".join([table, *self.notes])
 
 
 class PolicyFacts(msgspec.Struct, frozen=True):
@@ -87,9 +91,11 @@ def resolve(job: Job, affinity: AffinityMap, *, offline: bool = False) -> tuple[
             f"train.tensor_parallel: {ranks} ranks{'' if offline else ' and an engine'} need "
             f"{ranks + (not offline)} GPUs, found {len(gpus)}"
         )
-    for_training, for_rollout = (_split(gpus, ranks, job)) if gpus else ([cpu] * ranks, [cpu])
-    if offline:
-        for_rollout = [cpu]
+    notes: list[str] = []
+    for_training, for_rollout = [cpu] * ranks, [cpu]
+    if gpus:
+        for_training, engines_on, notes = _split(affinity, ranks, job, offline=offline)
+        for_rollout = engines_on or for_rollout
     engines = _or(job.rollout.engines, len(for_rollout))
     processes = ranks if offline else engines + ranks
     threads = max(1, affinity.cores // processes)
@@ -123,7 +129,7 @@ def resolve(job: Job, affinity: AffinityMap, *, offline: bool = False) -> tuple[
         train=replace(job.train, threads=_or(job.train.threads, threads)),
     )
     placement = _place(resolved, for_training, for_rollout, cpu)
-    return resolved, Placement(placement.of("trainer")) if offline else placement
+    return resolved, Placement(placement.of("trainer") if offline else placement.places, notes)
 
 
 def _or(value: N | Literal["auto"], otherwise: N) -> N:
@@ -135,12 +141,30 @@ def _capacity(job: Job) -> int:
     return (1 + job.scheduling.alpha) * job.train.groups_per_step + job.scheduling.redundant_groups
 
 
-def _split(gpus: list[Device], ranks: int, job: Job) -> tuple[list[Device], list[Device]]:
-    """Training gets the compute-optimised devices first; rollout gets the rest, the declared class first."""
-    by_flops = sorted(gpus, key=lambda device: -(device.peak_bf16_flops or 0.0))
-    wanted = job.rollout.affinity.get(job.environment.name, job.rollout.affinity.get("default"))
-    rest = sorted(by_flops[ranks:], key=lambda device: device.hardware_class != wanted)
-    return by_flops[:ranks], rest
+def _split(
+    affinity: AffinityMap, ranks: int, job: Job, *, offline: bool
+) -> tuple[list[Device], list[Device], list[str]]:
+    """Devices for training, then for engines out of the rest (as many as the job says, or all), and where one of them
+    is not of the preferred class, why."""
+    by_name = {f"{device.host}/{device.id}": device for device in affinity.devices}
+    needs = [Need(role="train", count=ranks)]
+    if not offline:
+        left = len(affinity.gpus) - ranks
+        declared = preferred_class(job.rollout.affinity, job.environment.name)
+        wanted = left if job.rollout.engines == "auto" else min(job.rollout.engines, left)
+        needs.append(Need(role="decode", count=wanted, declared=declared))
+    bindings = bind(needs, affinity)
+    devices = {
+        role: [by_name[name] for binding in bindings if binding.role == role for name in binding.devices]
+        for role in ("train", "decode")
+    }
+    told = [b for b in bindings if b.role == "train" or job.rollout.engines != "auto" or b is _first(bindings)]
+    return devices["train"], devices["decode"], fallbacks(told)
+
+
+def _first(bindings: list[Binding]) -> Binding | None:
+    """Of the engines': where all devices are taken, only what the first ones miss is a fallback."""
+    return next((binding for binding in bindings if binding.role == "decode"), None)
 
 
 def _engine_kind(job: Job) -> Literal["torch", "vllm"]:

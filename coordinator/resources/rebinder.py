@@ -1,0 +1,84 @@
+"""Moves tasks between the pools of engines as their load shifts: looks at the proxy, decides, tells it.
+
+Invariant: the decision is ``rebinding.decide``'s alone; a proxy that does not answer is asked again, and the run goes
+on as it was. Only tasks with a declared class are moved: others go to the least loaded engine anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from actors.core import Node, Ref
+from actors.proxy.messages import Acknowledged, DescribeProxy, EngineState, Prefer, ProxyState
+from actors.proxy.routing import preferred_class
+from bus.message import BusError
+from coordinator.resources.rebinding import Marks, PoolLoad, State, Task, decide
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+TIMEOUT_S = 5.0
+
+
+def pool_loads(engines: Iterable[EngineState]) -> dict[str, PoolLoad]:
+    """Hardware class -> what its serving engines have in flight."""
+    places: dict[str, int] = {}
+    in_flight: dict[str, dict[str, int]] = {}
+    for engine in engines:
+        if engine.state == "serving":
+            places[engine.hardware_class] = places.get(engine.hardware_class, 0) + engine.places
+            tasks = in_flight.setdefault(engine.hardware_class, {})
+            for task, requests in engine.by_domain.items():
+                tasks[task] = tasks.get(task, 0) + requests
+    return {name: PoolLoad(count, in_flight[name]) for name, count in places.items()}
+
+
+class Rebinder:
+    """See the module docstring. ``affinity``: the classes that the job declares for its tasks."""
+
+    def __init__(
+        self,
+        node: Node,
+        proxy: Ref,
+        affinity: Mapping[str, str],
+        *,
+        say: Callable[[str], None],
+        marks: Marks | None = None,
+        look_every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._node = node
+        self._proxy = proxy
+        self._affinity = affinity
+        self._say = say
+        self._marks = marks
+        self._look_every_s = look_every_s
+        self._state = State({})
+
+    async def run(self) -> None:
+        """Until it is cancelled, or for as long as the proxy has engines of more than one class."""
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            try:
+                described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
+                if len({engine.hardware_class for engine in described.engines if engine.state != "removed"}) < 2:
+                    log.info("engines of one hardware class: nothing to rebind")
+                    return
+                await self._look(pool_loads(described.engines))
+            except BusError as error:
+                log.info("the proxy was not looked at: %s", error)
+
+    async def _look(self, pools: Mapping[str, PoolLoad]) -> None:
+        tasks = dict(self._state.tasks)
+        for task in (task for pool in pools.values() for task in pool.in_flight):
+            declared = preferred_class(self._affinity, task)
+            if declared is not None and task not in tasks:
+                tasks[task] = Task(declared, declared)
+        known = State(tasks, self._state.high_since_s, self._state.low_since_s)
+        after, move = decide(known, pools, asyncio.get_running_loop().time(), self._marks)
+        if move is not None:
+            order = Prefer(move.task, move.to)
+            await self._node.ask(self._proxy, order, Acknowledged, timeout_s=TIMEOUT_S, retries=2)
+            self._say(f"{move.task} goes to {move.to} instead of {move.origin}: {move.reason}")
+        self._state = after
