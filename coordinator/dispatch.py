@@ -22,11 +22,12 @@ import msgspec
 
 from actors.core.ref import Ref
 from actors.env.messages import Outcome, Ticket
+from actors.env.urgency import is_urgent, turns_left
 from coordinator.orders import LevelState, Queues, StreamShare
 from coordinator.scheduling.fairness import Item
 from coordinator.scheduling.hosts import EnvHost, EnvHosts
 from coordinator.scheduling.lives import Lives
-from coordinator.scheduling.queues import LEVELS, SHORT_TURNS, Level, LevelQueues
+from coordinator.scheduling.queues import LEVELS, Level, LevelQueues
 from coordinator.scheduling.rolling import RollingScheduler
 
 EVALUATION = "evaluation"
@@ -94,9 +95,8 @@ class Dispatcher:
     def _level(self, ticket: Ticket, stream: str) -> Level:
         if ticket.purpose == "evaluate":
             return "evaluation"
-        expected = self.scheduler.mix.turns(stream)
-        turns = self._terms.max_turns if expected is None else min(expected, self._terms.max_turns)
-        return "short" if turns < SHORT_TURNS else "elastic"
+        left = turns_left(self._terms.max_turns, 0, self.scheduler.mix.turns(stream))
+        return "short" if is_urgent(ticket.purpose, left) else "elastic"
 
     # ---- what goes out -------------------------------------------------------------------------------------------
 

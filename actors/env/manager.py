@@ -41,6 +41,7 @@ from actors.env.messages import (
     Stop,
 )
 from actors.env.protocol import Observation
+from actors.env.urgency import is_urgent, turns_left
 from actors.proxy.engines.protocol import Completion, GenerateRequest
 from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
 from actors.reward.messages import Score, Scored
@@ -287,7 +288,8 @@ class EnvHost(Actor):
             allowed = self._framing.allowed(observation.actions) if observation.actions else None
         except ActionNotOneToken as error:
             raise Lost("env_failed", str(error)) from None
-        completion = await self._generate(episode, allowed)
+        left = turns_left(self._environment.max_turns, episode.recorder.turns, observation.turns_left)
+        completion = await self._generate(episode, allowed, urgent=is_urgent(episode.ticket.purpose, left))
         if completion.finish_reason == "aborted":
             raise Lost(episode.stop_reason or "aborted", "aborted while it generated")
         text = self._framing.action(completion.tokens)
@@ -295,7 +297,7 @@ class EnvHost(Actor):
         episode.took(completion.tokens)
         return text
 
-    async def _generate(self, episode: Episode, allowed: tuple[int, ...] | None) -> Completion:
+    async def _generate(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> Completion:
         ticket, recorder = episode.ticket, episode.recorder
         request = GenerateRequest(
             request_id=f"{ticket.id}/{recorder.turns}",
@@ -306,6 +308,7 @@ class EnvHost(Actor):
             allowed_token_ids=allowed,
             stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
             seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
+            urgent=urgent,
         )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future

@@ -61,6 +61,10 @@ class Observation(msgspec.Struct, frozen=True):
     """The legal actions, where they can be listed. Sampling is then restricted to them, and each must be exactly
     one token of the policy's tokenizer (an error says which is not). None: the agent may write anything."""
 
+    turns_left: int | None = None
+    """How many more actions the environment thinks that the episode takes, where it can tell: trajectories that are
+    almost done go first where engines are scarce. None: as many as the job's step bound allows."""
+
 
 class Step(msgspec.Struct, frozen=True):
     """What one action led to."""

@@ -1,7 +1,7 @@
 """What waits to be started, in levels: evaluation, short, elastic.
 
     evaluation   the learner waits for it
-    short        fewer than ``SHORT_TURNS`` turns left: they free their place soon, and complete a group
+    short        few turns left (``actors.env.urgency``): they free their place soon, and complete a group
     elastic      the rest; how many may wait follows the load (``ElasticCapacity``)
 
 Invariants:
@@ -34,8 +34,6 @@ LEVELS: tuple[Level, ...] = ("evaluation", "short", "elastic")
 _ELASTIC_FIRST: tuple[Level, ...] = ("elastic", "evaluation", "short")
 _MORTAL: tuple[Level, ...] = ("elastic", "short")
 
-SHORT_TURNS = 5
-"""A trajectory with fewer turns left than this is short (the brief's figure)."""
 BURST = 8
 
 TARGET_WAIT_S = 60.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -114,6 +115,31 @@ def test_every_request_is_answered_exactly_once_though_more_wait_than_run(rig: R
     for request in requests:
         assert len(answers[request.request_id].tokens) == request.max_tokens
         assert answers[request.request_id].finish_reason == "length"
+
+
+def test_urgent_requests_join_the_batch_before_others_that_wait_and_each_kind_in_its_order(rig: Rig) -> None:
+    running = [generate(f"running{i}", prompt(6, i), 6) for i in range(MAX_SEQUENCES)]
+    for request in running:
+        rig.engine.add(request)
+    assert not rig.engine.step()
+    waiting = [generate(f"w{i}", prompt(6, 10 + i), 3) for i in range(MAX_SEQUENCES)]
+    urgent = [
+        msgspec.structs.replace(generate(f"u{i}", prompt(6, 20 + i), 3), urgent=True) for i in range(MAX_SEQUENCES)
+    ]
+    answers = list(rig.run(*waiting[:2], *urgent, *waiting[2:]))
+    assert set(answers[:MAX_SEQUENCES]) == {request.request_id for request in running}
+    assert answers[MAX_SEQUENCES:] == ["u0", "u1", "u2", "u3", "w0", "w1", "w2", "w3"]
+
+
+def test_an_urgent_request_that_waits_can_be_aborted(rig: Rig) -> None:
+    for number in range(MAX_SEQUENCES):
+        rig.engine.add(generate(f"r{number}", prompt(6, number), 4))
+    rig.engine.step()
+    rig.engine.add(msgspec.structs.replace(generate("u", prompt(6, 9), 4), urgent=True))
+    aborted = rig.engine.abort("u")
+    assert aborted is not None
+    assert (aborted.finish_reason, len(aborted.tokens)) == ("aborted", 0)
+    assert "u" not in finish(rig.engine)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.9])

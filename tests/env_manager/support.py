@@ -17,6 +17,7 @@ from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
     EnvState,
+    LeftPlaces,
     Noted,
     Outcome,
     ResetDone,
@@ -226,6 +227,11 @@ class Coordinator(Actor):
 
     def __init__(self) -> None:
         self.outcomes: list[Outcome] = []
+        self.left: list[str] = []
+
+    @handler
+    async def left_places(self, message: LeftPlaces) -> None:
+        self.left += message.tickets
 
     @handler
     async def take(self, message: Outcome) -> Noted:
@@ -248,10 +254,12 @@ class World:
         self.pool: ScriptedPool
         self.host: Ref
 
-    def start(self, *tickets: str, faults: dict[str, str] | None = None, purpose: Any = "train") -> None:
+    def start(
+        self, *tickets: str, faults: dict[str, str] | None = None, purpose: Any = "train", more: bool = False
+    ) -> None:
         self.faults.of.update(faults or {})
         made = [Ticket(id_, 1, 2, purpose, 1.0 if purpose == "train" else 0.0, 100) for id_ in tickets]
-        self.node.tell(self.host, Start(made))
+        self.node.tell(self.host, Start(made, more))
 
     @property
     def outcomes(self) -> list[Outcome]:

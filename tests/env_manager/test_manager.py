@@ -9,6 +9,7 @@ import pytest
 from actors.env import manager as manager_module
 from actors.env.messages import LearnerVersion, Stop
 from actors.env.recorder import check_trajectory
+from actors.env.urgency import is_urgent, turns_left
 from tests.env_manager.support import RIGHT, World, world
 from tests.support.loops import run, settle, until
 
@@ -65,6 +66,45 @@ def test_every_turn_asks_with_all_tokens_before_it_and_a_seed_of_its_own() -> No
             assert [request.seed for request in requests] == [100, 101, 102]
             assert {request.allowed_token_ids for request in requests} == {(ord("L"), ord("R"))}
             assert {request.max_tokens for request in requests} == {1}
+
+    run(test())
+
+
+def test_requests_of_the_last_turns_and_of_evaluations_are_urgent() -> None:
+    async def test() -> None:
+        async with world(max_turns=6) as made:
+            made.start("t1")
+            await outcome_of(made, "t1")
+            assert [request.urgent for request in made.proxy.requests] == [False, False, True]  # 6, 5, 4 turns left
+            made.start("e1", purpose="evaluate")
+            await outcome_of(made, "e1")
+            assert all(request.urgent for request in made.proxy.requests[3:])
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("bound", "taken", "estimate", "left"), [(20, 0, None, 20), (20, 16, None, 4), (20, 3, 2, 2), (20, 18, 9, 2)]
+)
+def test_turns_left_are_the_fewer_of_the_bound_and_what_the_environment_says(
+    bound: int, taken: int, estimate: int | None, left: int
+) -> None:
+    assert turns_left(bound, taken, estimate) == left
+    assert is_urgent("train", left) == (left < 5)
+
+
+def test_who_waits_elsewhere_is_told_of_places_that_are_free_only_where_somebody_waits() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.reward.gate.clear()
+            made.start("t1")
+            await until(lambda: made.reward.scoring == ["t1"])
+            made.start("t2", "t3", more=True)
+            await until(lambda: made.coordinator.left == ["t2", "t3"])
+            assert made.outcomes == []  # they are only being scored
+            made.reward.gate.set()
+            await outcome_of(made, "t1")
+            assert made.coordinator.left == ["t2", "t3"]
 
     run(test())
 

@@ -33,6 +33,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     allowed_token_ids: tuple[int, ...] | None = None  # None is the whole vocabulary
     stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these; it is kept in the completion
     seed: int | None = None  # the same seed, prompt and weights give the same tokens on the same engine
+    urgent: bool = False  # it joins the running batch before those that wait and are not
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -58,7 +59,8 @@ class Engine(Protocol):
     limits: EngineLimits
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request; it joins the running batch at the next step with room."""
+        """Queue a request; it joins the running batch at the next step with room, urgent ones first and then in the
+        order in which they came."""
 
     def abort(self, request_id: str) -> Completion | None:
         """End a request now and return the tokens it has, or None where it is not (or no longer) here."""

@@ -112,6 +112,7 @@ class TorchEngine:
         self._sampler = Sampler(self._device)
         self._random = np.random.default_rng(seed)
         self._waiting: deque[tuple[GenerateRequest, int]] = deque()
+        self._urgent: deque[tuple[GenerateRequest, int]] = deque()  # these go first
         self._running: dict[str, _Row] = {}
         self._decoding: _Decoding | None = None  # until a row joins or leaves
         self._ids: set[str] = set()
@@ -123,18 +124,19 @@ class TorchEngine:
             raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
         seed = int(self._random.integers(2**63)) if request.seed is None else request.seed % 2**64
         self._ids.add(request.request_id)
-        self._waiting.append((request, seed))
+        (self._urgent if request.urgent else self._waiting).append((request, seed))
 
     def abort(self, request_id: str) -> Completion | None:
         row = self._running.get(request_id)
         if row is not None:
             return self._finish(row, "aborted")
-        for entry in self._waiting:
-            if entry[0].request_id == request_id:
-                self._waiting.remove(entry)
-                self._ids.discard(request_id)
-                nothing = np.empty(0, dtype=np.int32)
-                return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
+        for line in (self._urgent, self._waiting):
+            for index, (request, _) in enumerate(line):
+                if request.request_id == request_id:
+                    del line[index]
+                    self._ids.discard(request_id)
+                    nothing = np.empty(0, dtype=np.int32)
+                    return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
         return None
 
     def unfinished(self) -> int:
@@ -217,18 +219,19 @@ class TorchEngine:
     def close(self) -> None:
         self._version = None
         self._waiting.clear()
+        self._urgent.clear()
         self._running.clear()
         self._decoding = None
         self._ids.clear()
         self._store.release()
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self.limits.max_sequences:
-            request, seed = self._waiting[0]
+        while (line := self._urgent or self._waiting) and len(self._running) < self.limits.max_sequences:
+            request, seed = line[0]
             place = self._slots.acquire(request.trajectory, request.prompt)
             if place is None:
                 return
-            self._waiting.popleft()
+            line.popleft()
             self._decoding = None
             length = len(request.prompt)
             tokens = np.empty(length + request.max_tokens, dtype=np.int32)

@@ -109,6 +109,7 @@ class VllmEngine:
             enable_prefix_caching=True,
             prefix_caching_hash_algo="sha256_cbor",  # the default hashes pickles
             async_scheduling=False,  # a token in flight while weights change would carry the wrong version
+            scheduling_policy="priority",  # urgent ones first, then as they came (``_send``)
             enforce_eager=True,
             disable_log_stats=True,
             seed=seed,
@@ -236,10 +237,10 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=False,
         )
-        held.inside = self._send(request.prompt.tolist() + held.tokens, params)
+        held.inside = self._send(request.prompt.tolist() + held.tokens, params, urgent=request.urgent)
         self._inside[held.inside] = held
 
-    def _send(self, prompt: list[int], params: SamplingParams) -> str:
+    def _send(self, prompt: list[int], params: SamplingParams, *, urgent: bool = False) -> str:
         params.output_kind = RequestOutputKind.DELTA
         self._submissions += 1
         name = str(self._submissions)
@@ -250,7 +251,8 @@ class VllmEngine:
                 mm_features=None,
                 sampling_params=params,
                 pooling_params=None,
-                arrival_time=0.0,
+                arrival_time=float(self._submissions),  # which says who came first
+                priority=0 if urgent else 1,
                 lora_request=None,
                 cache_salt=None,
                 data_parallel_rank=None,
