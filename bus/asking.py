@@ -31,6 +31,7 @@ from bus.message import (
     PeerRestarted,
     ProtocolMismatch,
     RemoteError,
+    Superseded,
 )
 from bus.waiting import Asked, End, Reading
 from bus.wire import Wire
@@ -44,7 +45,8 @@ RESEND_AFTER_S = 2.0
 """An ask with retries is sent again after this long without an answer."""
 
 _AS_THEMSELVES = {
-    kind.__name__: kind for kind in (NoSuchActor, NotBegun, ActorStopped, Overloaded, DecodeError, DeadlineExceeded)
+    kind.__name__: kind
+    for kind in (NoSuchActor, NotBegun, ActorStopped, Overloaded, DecodeError, DeadlineExceeded, Superseded)
 }
 
 

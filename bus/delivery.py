@@ -7,7 +7,8 @@ Invariants:
 - an ask takes effect at most once per incarnation of its receiver, however often it is sent (``bus.answering``).
   Across a restart the asker gets ``PeerRestarted`` and decides (``bus.peers``);
 - a message whose sender, incarnation or protocol does not fit is counted and dropped, never handled; who asks in
-  another version of the protocol is told (``bus.versions``).
+  another version of the protocol is told (``bus.versions``), and so is who asks as an incarnation that has a successor
+  (``Superseded``).
 
 ``Courier`` knows nodes, not actors: what to do with a request is the ``Serve`` callback's business.
 """
@@ -35,6 +36,7 @@ from bus.message import (
     PeerLost,
     PeerRestarted,
     ProtocolMismatch,
+    Superseded,
 )
 from bus.peers import Meeting, Peers, routing_id_of
 from bus.refusals import Refusals
@@ -169,7 +171,7 @@ class Courier:
         if len(frames) > MAX_FRAMES:
             self._malformed(routing_id)
             return
-        if not self._peers.hear(routing_id, sender, now) and not self._admits(routing_id, sender, now):
+        if not self._peers.hear(routing_id, sender, now) and not self._admits(routing_id, header, now):
             return
         if header.to_epoch not in (self.address.epoch, 0):
             self._misdirected(header)
@@ -182,14 +184,15 @@ class Courier:
         else:
             self._dispatch(header, frames[1:])
 
-    def _admits(self, routing_id: bytes, sender: NodeAddress, now: float) -> bool:
+    def _admits(self, routing_id: bytes, header: Header, now: float) -> bool:
         """Whether a sender that is not known under this routing id is heard; it is known from then on."""
+        sender = header.sender
         meeting = self._peers.meet(sender, now) if routing_id == routing_id_of(sender) else Meeting.FALSE
         match meeting:
             case Meeting.KNOWN:
                 return True
             case Meeting.STALE:
-                self.counters["stale_epoch"] += 1
+                self._supersede(header)
             case Meeting.FALSE:
                 self._malformed(routing_id)
             case Meeting.NEW if self._peers.newest(sender.name) is None and len(self._peers) >= self._bounds.peers:
@@ -198,6 +201,17 @@ class Courier:
                 self._admit(sender)
                 return True
         return False
+
+    def _supersede(self, header: Header) -> None:
+        """Nothing that an incarnation says which has a successor, or is lost, has any effect; who waits is told so."""
+        sender = header.sender
+        newest = self._peers.newest(sender.name)
+        why = "that one is lost here" if newest is None else f"a later one is known, {newest.epoch}"
+        text = f"incarnation {sender.epoch} of node {sender.name}: {why}"
+        self._refusals.note("stale_epoch", f"messages of {text}")
+        if header.kind in ANSWERED:
+            body = self._wire.encode(Failure(Superseded.__name__, f"node {self.address.name} refuses {text}"))
+            self._wire.tell_superseded(sender, header.id, body)
 
     def _unreadable(self, lane: Lane, routing_id: bytes, frames: Sequence[Frame]) -> None:
         """No header of this node's protocol: another version's is refused by name, if somebody waits; all else is

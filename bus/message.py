@@ -91,6 +91,11 @@ class PeerRestarted(PeerLost):
     """The incarnation that was addressed is gone and has a successor: the caller decides whether to ask that one."""
 
 
+class Superseded(PeerLost):
+    """For that node this one is gone: it has heard of a later incarnation, or has given this one up as lost, and does
+    nothing that it says any more."""
+
+
 class ProtocolMismatch(BusError):
     """The node is of another version; the message names both."""
 

@@ -6,6 +6,7 @@ sent that nobody waits for, never raises.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from bus.peers import Peers
 from bus.tracing import Traces
 from bus.transport import Transport
 
+SUPERSEDED_S = 5.0
+"""How long a connection stays over which an incarnation was told that it is out of use."""
+
 
 class Wire:
     """One node's way out."""
@@ -30,6 +34,7 @@ class Wire:
         self.traces = Traces(self.address.name, self.address.epoch)
         self._transport = transport
         self._peers = peers
+        self._superseded: set[NodeAddress] = set()  # that are being told so
         self._addressed: dict[str, NodeAddress] = {}  # the newest incarnation that something was sent to
         self._encoder = Encoder()
         self._headers = msgspec.msgpack.Encoder()
@@ -76,6 +81,30 @@ class Wire:
         if len(frames) > 2:  # a header and a body alone are bounded already
             check_message(frames)
         self._transport.send(to, lane, frames)
+
+    def tell_superseded(self, to: NodeAddress, id_: int, body: Sequence[Frame]) -> None:
+        """Answer an incarnation that is out of use, over a connection that is closed once it has had the answer."""
+        header = Header(
+            protocol=self._protocol,
+            kind=Kind.ERROR,
+            to="",
+            sender=self.address,
+            to_epoch=to.epoch,
+            id=id_,
+            type="Failure",
+        )
+        try:
+            self._transport.send(to, Lane.CONTROL, [self._headers.encode(header), *body])
+        except BusError:
+            self.counters["unsent_error"] += 1
+            return
+        if to not in self._superseded:
+            self._superseded.add(to)
+            asyncio.get_running_loop().call_later(SUPERSEDED_S, self._part_from, to)
+
+    def _part_from(self, superseded: NodeAddress) -> None:
+        self._superseded.discard(superseded)
+        self.leave(superseded)
 
     def expect(self) -> None:
         """What was just sent will be answered; see ``Transport.expect``."""

@@ -25,6 +25,7 @@ from bus.message import (
     PeerLost,
     PeerRestarted,
     RemoteError,
+    Superseded,
 )
 from tests.bus.hands import Hand, Message, carry, settle
 
@@ -611,6 +612,47 @@ async def test_messages_of_an_earlier_incarnation_are_dropped() -> None:
     assert [request.decode(Decoder(Add)) for request in b.requests] == [Add(2)]
     assert b.courier.counters == {"stale_epoch": 1}
     assert b.transport.disconnected == []
+
+
+async def test_who_asks_as_an_earlier_incarnation_is_told_so_and_nothing_is_done() -> None:
+    a1, a2, b = Hand("a", 1), Hand("a", 2), Hand("b")
+    a2.courier.tell(b.address, "counter", Add(2))
+    carry(a2, b)
+    waiting = ask(a1, b)
+    await settle()
+    carry(a1, b)
+    carry(b, a1)
+    with pytest.raises(Superseded, match=r"node b refuses incarnation 1 of node a: a later one is known, 2"):
+        await waiting
+    assert [request.decode(Decoder(Add)) for request in b.requests] == [Add(2)]
+    assert b.courier.counters == {"stale_epoch": 1}
+
+
+async def test_a_stream_that_an_earlier_incarnation_opens_ends_with_that_word() -> None:
+    a1, a2, b = Hand("a", 1), Hand("a", 2), Hand("b")
+    a2.courier.tell(b.address, "counter", Add(2))
+    carry(a2, b)
+    items = a1.courier.stream(b.address, "counter", Add(1), Decoder(Total), timeout_s=10)
+    waiting = asyncio.ensure_future(anext(items))
+    await settle()
+    carry(a1, b)
+    carry(b, a1)
+    with pytest.raises(Superseded, match="refuses incarnation 1 of node a"):
+        await waiting
+
+
+async def test_who_was_given_up_as_lost_is_told_so_when_it_asks() -> None:
+    a, b = Hand("a", 1), Hand("b")
+    a.courier.tell(b.address, "counter", Add(1))
+    carry(a, b)
+    b.courier.lose(a.address, "no sign of life for 20.0 s")
+    waiting = ask(a, b)
+    await settle()
+    carry(a, b)
+    carry(b, a)
+    with pytest.raises(Superseded, match="that one is lost here"):
+        await waiting
+    assert b.courier.counters["stale_epoch"] == 1
 
 
 async def test_answers_for_an_earlier_incarnation_of_the_asker_go_nowhere() -> None:
