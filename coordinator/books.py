@@ -18,6 +18,7 @@ from coordinator.scheduling.journal import FileJournal, read_journal
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.mix import Mix
 from coordinator.scheduling.rolling import NOTHING_YET, RollingScheduler, Rules
+from coordinator.scheduling.succession import Found, JournalReader
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +26,33 @@ log = logging.getLogger(__name__)
 class Books:
     """See the module docstring; for a run that trains."""
 
-    def __init__(
-        self, job: Job, directory: RunDirectory, checkpoint: RunCheckpoint | None, checkpoint_directory: Path | None
-    ) -> None:
+    def __init__(self, scheduler: RollingScheduler, journal: FileJournal) -> None:
+        self.scheduler = scheduler
+        self._journal = journal
+
+    @classmethod
+    def of_sitting(
+        cls, job: Job, directory: RunDirectory, checkpoint: RunCheckpoint | None, checkpoint_directory: Path | None
+    ) -> Books:
         """Raises ``OSError`` where they cannot be read or written."""
         held = _tickets(checkpoint_directory / BUFFER_FILE) if checkpoint_directory is not None else []
         state, version = (checkpoint.scheduler, checkpoint.version) if checkpoint is not None else (NOTHING_YET, 0)
         since = read_journal(directory.ledger, state.journal)
-        self._journal = FileJournal(directory.ledger)
-        self.scheduler = RollingScheduler(rules_of(job), Ledger(self._journal), Mix(job.scheduling.mix))
+        journal = FileJournal(directory.ledger)
+        scheduler = RollingScheduler(rules_of(job), Ledger(journal), Mix(job.scheduling.mix))
         if checkpoint is not None or since:
             acknowledged = _tickets(directory.path / "store" / BUFFER_FILE)
-            self.scheduler.restore(state, version, held, since=since, acknowledged=acknowledged)
+            scheduler.restore(state, version, held, since=since, acknowledged=acknowledged)
+        return cls(scheduler, journal)
+
+    @classmethod
+    def inherited(cls, job: Job, directory: RunDirectory, reader: JournalReader) -> tuple[Books, Found]:
+        """Those of a run that another process led (whose directory was taken over), and what its journal tells. Raises
+        ``OSError``."""
+        found = reader.found()
+        journal = FileJournal(directory.ledger)
+        scheduler = RollingScheduler(rules_of(job), Ledger(journal), Mix(job.scheduling.mix))
+        return cls(scheduler, journal), found
 
     def close(self) -> None:
         """Raises ``OSError``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,6 +75,10 @@ class RoleLost(BusError):
         self.role = role
 
 
+async def always() -> None:
+    """Of a run that nobody else can lead."""
+
+
 class Coordinator(TicketHandlers):
     """See the module docstring. ``failed`` ends the run with a named error; ``terms`` are the dispatcher's, ``journal``
     is the ledger's file."""
@@ -93,7 +97,12 @@ class Coordinator(TicketHandlers):
         silence_s: float,
         terms: Terms = USUAL,
         journal: Path | None = None,
+        left: Callable[[str], None] = lambda node: None,
+        certain: Callable[[], Awaitable[None]] = always,
     ) -> None:
+        """``certain``: returns while this process leads, and nobody else can."""
+        self._left = left
+        self._certain = certain
         self._scheduler = scheduler
         self._welcome = welcome
         self._failed = failed
@@ -137,6 +146,7 @@ class Coordinator(TicketHandlers):
 
     def _node_lost(self, name: str, why: str) -> None:
         roles = ", ".join(self._joins.pop(name).roles)
+        self._left(name)
         hosts = [ref.node.name for ref in self.dispatcher.hosts.refs()]
         if name in hosts and set(hosts) != {name}:  # env hosts are interchangeable
             log.error("node %s (%s): %s; its trajectories run again elsewhere", name, roles, why)
@@ -192,6 +202,16 @@ class Coordinator(TicketHandlers):
             discarded, scheduler.to_discard = scheduler.to_discard, []
             self.node.background(self._order(trainer.result(), Discard(discarded), Discarded))
 
+    def adopt(self, host: Ref, tickets: Sequence[str]) -> None:
+        """What a host runs by the order of an earlier leader; what has no place in the books is stopped there."""
+        ledger = self._scheduler.ledger
+        known = [ticket for ticket in tickets if ticket in ledger]
+        running = [ticket for ticket in known if ledger.entry(ticket).state == "admitted"]
+        self.dispatcher.hosts.adopt(host, running)
+        strangers = [ticket for ticket in tickets if ticket not in known]
+        if strangers:
+            self.node.background(self._order(host, Stop(strangers, "abandoned"), Noted))
+
     def end(self) -> None:
         """The run ends: what comes back is still counted, but nothing more is started."""
         self._over = True
@@ -240,6 +260,7 @@ class Coordinator(TicketHandlers):
 
     @handler
     async def outcome(self, message: Outcome) -> Noted:
+        await self._certain()
         self.ended(message)
         return Noted()
 

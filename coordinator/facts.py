@@ -3,6 +3,7 @@
     /members/<node>                    ephemeral: where the node listens, its roles
     /jobs/<run>/status                 state, version
     /jobs/<run>/nodes/<node>/affinity  the node's affinity map
+    /jobs/<run>/nodes/<node>/address   where it listens, as long as it takes part; outlives the leader
     /jobs/<run>/nodes/<node>/binding   which processes run there, on which device
 
 Invariant: never on the path of a trajectory or a tensor; a store that fails is an error of the run, by name, within
@@ -12,11 +13,13 @@ the store's own deadline.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 
+from bus.message import NodeAddress
 from coordinator.messages import Join
-from coordinator.metadata.protocol import EntryExists, MetadataStore
+from coordinator.metadata.protocol import EntryExists, MetadataStore, NoEntry
 from coordinator.resources.resolve import Placement
 
 
@@ -53,6 +56,25 @@ class Facts:
         member = Member(self._run, join.node.control, join.node.epoch, list(join.roles))
         await self._put(f"/members/{name}", member, ephemeral=True)
         await self._put_bytes(f"/jobs/{self._run}/nodes/{join.node.name}/affinity", join.affinity)
+
+        await self._put(f"/jobs/{self._run}/nodes/{join.node.name}/address", join.node)
+
+    async def left(self, node: str) -> None:
+        """A node takes part no longer."""
+        for path in (f"/members/{self._run}.{node}", f"/jobs/{self._run}/nodes/{node}/address"):
+            async with self._order:
+                with suppress(NoEntry):
+                    await self._store.delete(path)
+
+    async def last_status(self) -> RunStatus | None:
+        entry = await self._store.get(f"/jobs/{self._run}/status")
+        return None if entry is None else msgspec.json.decode(entry.value, type=RunStatus)
+
+    async def addresses(self) -> list[NodeAddress]:
+        """Of all that take part, by name."""
+        nodes = f"/jobs/{self._run}/nodes"
+        entries = [await self._store.get(f"{nodes}/{name}/address") for name in await self._store.children(nodes)]
+        return [msgspec.json.decode(entry.value, type=NodeAddress) for entry in entries if entry is not None]
 
     async def bound(self, node: str, placement: Placement) -> None:
         await self._put(f"/jobs/{self._run}/nodes/{node}/binding", placement)

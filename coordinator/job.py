@@ -53,6 +53,8 @@ class CoordinatorSettings(Settings, frozen=True):
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
     silence_s: float = 20.0  # a process or node without a sign of life for this long is dead
+    session_s: float = 3.0  # a leader that a ZooKeeper store does not hear for this long leads no longer
+    takeover_s: float = 30.0  # how long roles on other nodes wait for another leader, once theirs is lost
     trusted_network: bool = False
 
 
@@ -214,6 +216,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "coordinator.store_timeout_s": job.coordinator.store_timeout_s,
         "coordinator.start_timeout_s": job.coordinator.start_timeout_s,
         "coordinator.silence_s": job.coordinator.silence_s,
+        "coordinator.session_s": job.coordinator.session_s,
     }
 
 
@@ -233,6 +236,7 @@ def _not_negative(job: Job) -> dict[str, float]:
         "evaluation.every": job.evaluation.every,
         "evaluation.episodes": job.evaluation.episodes,
         "checkpoint.every": job.checkpoint.every,
+        "coordinator.takeover_s": job.coordinator.takeover_s,
     }
 
 

@@ -12,7 +12,8 @@ Invariants:
 
 - an epoch has one leader: it is raised in one ``multi`` with a write to the candidate's own entry, which fails where
   somebody else raised it first, or where the candidate's session is over;
-- at any time ``leads()`` is true of one process at most. The arithmetic, with T the session's timeout:
+- at any time ``leads()`` is true of one process at most (of those that live: see ``coordinator.pulse``). The
+  arithmetic, with T the session's timeout:
 
   * a confirmation (a read of its own entry) that was asked at time t and answered shows that the servers heard of this
     client after t. A server of an ensemble passes such signs of life on every half tick, and T is two ticks at least:
@@ -33,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
+from typing import Any
 
 import msgspec
 
@@ -47,6 +49,7 @@ from coordinator.metadata.protocol import (
     Watch,
     Write,
 )
+from coordinator.pulse import until_gone
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +81,7 @@ class Reign(msgspec.Struct, frozen=True):
     name: str
     entry: str  # of the candidate that leads
     address: str = ""  # where its node listens, once it does
+    pulse: str = ""  # where whoever stands by can tell that its process is gone
 
 
 def path_of(run: str) -> str:
@@ -100,6 +104,7 @@ class Term:
         self.epoch = reign.epoch
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lapses = 0
+        self.resigned = False
         self._store = store
         self._run = run
         self._reign = reign
@@ -121,15 +126,16 @@ class Term:
             if self.over.done():
                 raise Deposed(self.over.result())
             self._confirmed.clear()
-            waiting = asyncio.ensure_future(self._confirmed.wait())
+            confirmed = asyncio.ensure_future(self._confirmed.wait())
+            waiting: set[asyncio.Future[Any]] = {confirmed, self.over}
             try:
-                await asyncio.wait({waiting, self.over}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                waiting.cancel()
+                confirmed.cancel()
 
-    async def listens_at(self, address: str) -> None:
+    async def listens_at(self, address: str, pulse: str = "") -> None:
         """Let whoever looks for the leader find it. Raises ``Deposed``, ``StoreTimeout``."""
-        reign = msgspec.structs.replace(self._reign, address=address)
+        reign = msgspec.structs.replace(self._reign, address=address, pulse=pulse)
         path = f"{path_of(self._run)}/epoch"
         try:
             self._version = await self._store.write(path, msgspec.json.encode(reign), expected=self._version)
@@ -140,6 +146,7 @@ class Term:
 
     async def resign(self) -> None:
         """Let the next one lead, at once. Idempotent."""
+        self.resigned = self.resigned or not self.over.done()
         self._end("it resigned")
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
@@ -173,6 +180,28 @@ class Term:
     def _end(self, why: str) -> None:
         if not self.over.done():
             self.over.set_result(why)
+
+
+async def bury(store: MetadataStore, run: str) -> None:
+    """Take the entries of leaders away whose processes are proven to be gone, instead of waiting for their sessions to
+    end; until cancelled. Raises ``StoreError``."""
+    async with aclosing(store.watch(path_of(run))) as changes:
+        while True:
+            reign = await newest_reign(store, run)
+            gone = asyncio.create_task(until_gone(reign.pulse)) if reign is not None and reign.pulse else None
+            news = asyncio.ensure_future(anext(changes, None))
+            try:
+                waiting: set[asyncio.Future[Any]] = {task for task in (gone, news) if task is not None}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+            if gone is not None and reign is not None and gone.done() and not gone.cancelled():
+                gone.result()
+                log.warning("%s, which led %s under epoch %d, is gone", reign.name, run, reign.epoch)
+                with suppress(NoEntry):
+                    await store.delete(reign.entry)
 
 
 class Candidate:

@@ -34,6 +34,7 @@ class Welcome(msgspec.Struct, frozen=True):
     run_directory: str
     resume: str  # checkpoint directory to start from, or ""
     version: int
+    coordinator: Ref | None = None  # this very incarnation
 
 
 class RunOver(msgspec.Struct, frozen=True):
@@ -42,12 +43,27 @@ class RunOver(msgspec.Struct, frozen=True):
     outcome: str
 
 
+class Follow(msgspec.Struct, frozen=True):
+    """From a new leader, to every node of the run; answered with ``Following``. Whoever has heard it refuses what an
+    older leader says. ``begun``: it takes reports from now on; until then they are kept back."""
+
+    leader: Ref
+    begun: bool = False
+
+
 class Announce(msgspec.Struct, frozen=True):
     """A role's actor is there. ``places``: how many trajectories an env host runs at once (0: it does not say)."""
 
     role: Role
     ref: Ref
     places: int = 0
+
+
+class Following(msgspec.Struct, frozen=True):
+    """What the node had told the leaders before: that it takes part, and which roles are up."""
+
+    join: Join
+    announced: list[Announce]
 
 
 class Announced(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.core import Actor, Node, Ref, handler
+from actors.core.leader import Leader
 from actors.telemetry import SpansTaken
 from actors.trainer.messages import GetWeights, SaveCheckpoint, Saved, Weights
 from bus.message import BusError, RemoteError
@@ -171,7 +172,7 @@ class OfflineRun:
         launch = self._launch
         context = RoleContext(
             node,
-            ref,
+            Leader(ref),
             launch.job,
             launch.placement,
             run=self.directory.path.name,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -32,12 +32,13 @@ from actors.weightsync.messages import Publish, Published
 from bus.message import RemoteError
 from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
-from coordinator.coordinator import Coordinator
+from coordinator.coordinator import Coordinator, always
 from coordinator.job import Job
 from coordinator.losses import LossWatch
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
 from coordinator.resources.resolve import number
 from coordinator.scheduling.rolling import RollingScheduler, Taken
+from coordinator.takeover import Resumption
 
 PUBLISH_TIMEOUT_S = 600.0
 SAVE_TIMEOUT_S = 600.0
@@ -74,7 +75,11 @@ class Pipeline:
         losses: LossWatch,
         best_success: float | None,
         served: Callable[[int], object],
+        certain: Callable[[], Awaitable[None]] = always,
+        evaluated: int = -1,
     ) -> None:
+        """``certain``: see ``Coordinator``; ``evaluated``: the newest version that was, in earlier sittings."""
+        self._certain = certain
         self._job = job
         self._node = node
         self._peers = peers
@@ -89,7 +94,7 @@ class Pipeline:
         self._served = served
         self._batch_ready = asyncio.Event()
         self._publishing: asyncio.Task[Published] | None = None
-        self._evaluated = -1
+        self._evaluated = evaluated
         self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
         self._between_steps.set()
         self._in_doubt = False
@@ -105,9 +110,32 @@ class Pipeline:
     async def run(self) -> str:
         """Train to the last step, or until the target is reached; returns how it ended."""
         version = await self._begin()
-        outcome = f"all {self._job.train.steps} steps are done"
         if await self._evaluate(version):
             return f"evaluation target {self._job.evaluation.target:g} is reached"
+        return await self._to_the_end(version)
+
+    async def go_on(self, left: Resumption) -> str:
+        """Lead a run on that another process led; returns how it ended."""
+        version = self._scheduler.version
+        self._trainer_up = True
+        self._coordinator.learner_version(version, self._scheduler.rules.alpha)
+        self._state.phase, self._state.step = "running", version
+        self._recorder.generation_starts()
+        self._scheduler.open()
+        self._coordinator.flush()
+        if left.weights.manifest.version == version and left.served < version:
+            self._publish_beside(left.weights)
+        reached = False
+        if left.taken is not None:
+            version, reached = await self._step_on(left.taken, version, 0.0)
+        elif self._evaluated < version and self._due(version)[0]:
+            reached = await self._evaluate(version)
+        if reached:
+            return f"evaluation target {self._job.evaluation.target:g} is reached"
+        return await self._to_the_end(version)
+
+    async def _to_the_end(self, version: int) -> str:
+        outcome = f"all {self._job.train.steps} steps are done"
         while version < self._job.train.steps:
             await self._state.going.wait()
             version, reached = await self._step(version)
@@ -171,16 +199,23 @@ class Pipeline:
         waited = time.monotonic() - start
         if self._job.scheduling.order == "paper":
             await self._published()
+        return await self._step_on(taken, version, waited)
+
+    async def _step_on(self, taken: Taken, version: int, waited: float) -> tuple[int, bool]:
+        """The step on a batch, and what follows from it."""
         trained = await self._train(taken, version, waited)
         version += 1
         await self._published()  # versions are published one at a time
-        self._publishing = asyncio.create_task(self._publish(trained.weights))
-        self._publishing.add_done_callback(lambda _: self._batch_ready.set())
+        self._publish_beside(trained.weights)
         evaluate, save = self._due(version)
         reached = await self._evaluate(version) if evaluate else False
         if save:
             await self.checkpoint()
         return version, reached
+
+    def _publish_beside(self, weights: Weights) -> None:
+        self._publishing = asyncio.create_task(self._publish(weights))
+        self._publishing.add_done_callback(lambda _: self._batch_ready.set())
 
     def _due(self, version: int) -> tuple[bool, bool]:
         every, save = self._job.evaluation.every, self._job.checkpoint.every
@@ -198,6 +233,7 @@ class Pipeline:
             except TimeoutError:
                 if self._state.pauses == pauses:
                     raise self._stuck() from None
+        await self._certain()
         taken = self._scheduler.take()
         self._coordinator.flush()
         self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
@@ -232,6 +268,7 @@ class Pipeline:
             trained = await self._node.ask(
                 self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
             )
+            await self._certain()
             # From here to the record nothing is waited for: an interruption finds the step not begun, or done.
             self._scheduler.trained(version + 1)
             seconds = {"wait_batch": waited_s, "train": time.monotonic() - start, "publish": self._waited_to_publish_s}
@@ -255,6 +292,7 @@ class Pipeline:
         )
         for engine, why in published.refused.items():
             self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
+        await self._certain()
         self._scheduler.served(published.version)
         self._served(published.version)
         self._coordinator.flush()

@@ -15,6 +15,7 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.hosting import ChildSpec
+from actors.core.leader import Leader
 from actors.core.pool import WorkerPool
 from actors.env.framing import framing_for
 from actors.env.manager import EnvHost, Peers
@@ -28,6 +29,7 @@ from actors.trainer.batches import BatchFiles
 from actors.trainer.store import TrajectoryStore
 from actors.trainer.trainer import BUFFER_FILE, Trainer
 from actors.weightsync.sync import WeightSync
+from coordinator.allegiance import Allegiance
 from coordinator.dumping import manifest_of
 from coordinator.job import Job
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
@@ -47,7 +49,7 @@ class RoleContext:
     def __init__(
         self,
         node: Node,
-        coordinator: Ref,
+        leader: Leader,
         job: Job,
         placement: Placement,
         *,
@@ -59,9 +61,12 @@ class RoleContext:
         version: int,
         host: str,
         key_file: Path | None,
+        allegiance: Allegiance | None = None,
     ) -> None:
+        """``allegiance``: of a node of its own, whose leader may change."""
         self.node = node
-        self.coordinator = coordinator
+        self.leader = leader
+        self.telemetry = leader.ref if allegiance is None else allegiance.ref
         self.job = job
         self.placement = placement
         self.run = run
@@ -72,20 +77,33 @@ class RoleContext:
         self.version = version
         self._host = host
         self._key_file = key_file
+        self._allegiance = allegiance
 
     async def find(self, role: Role) -> Ref:
         """The actor that has a role, once it is announced. Raises ``TimeoutError`` or ``RemoteError`` naming it."""
         timeout_s = self.job.coordinator.start_timeout_s
-        found = await self.node.ask(self.coordinator, Find(role, timeout_s), Found, timeout_s=timeout_s + ASK_TIMEOUT_S)
+        limit_s = timeout_s + ASK_TIMEOUT_S
+        found = await self.leader.ask(self.node, Find(role, timeout_s), Found, timeout_s=limit_s)
         return found.ref
 
     async def announce(self, role: Role, ref: Ref, *, places: int = 0) -> None:
-        await self.node.ask(self.coordinator, Announce(role, ref, places), Announced, timeout_s=ASK_TIMEOUT_S)
+        message = Announce(role, ref, places)
+        if self._allegiance is not None:
+            self._allegiance.announces(message)
+        await self.leader.ask(self.node, message, Announced, timeout_s=ASK_TIMEOUT_S)
 
     def failed(self, role: Role) -> Callable[[BaseException], None]:
         """What a role calls when it cannot go on."""
         name = self.node.address.name
-        return lambda error: self.node.tell(self.coordinator, RoleFailed(role, name, str(error)))
+
+        def tell(error: BaseException) -> None:
+            failure = RoleFailed(role, name, str(error))
+            if self._allegiance is not None:
+                self._allegiance.fails(failure)
+            else:
+                self.leader.tell(self.node, failure)
+
+        return tell
 
     def child(self, name: str, settings: Mapping[str, Any]) -> ChildSpec:
         """The command line of a child process of this node."""
@@ -95,7 +113,7 @@ class RoleContext:
             parent=self.node.address,
             log_directory=str(self.run_directory / "logs"),
             settings=dict(settings),
-            telemetry=self.coordinator,
+            telemetry=self.telemetry,
             host=self._host,
             key_file=None if self._key_file is None else str(self._key_file),
             parent_silence_s=PARENT_SILENCES * self.job.coordinator.silence_s,
@@ -144,7 +162,7 @@ async def start_weightsync(context: RoleContext) -> None:
     spans = Spans("weightsync")
     proxy = await context.find("proxy")
     ref = await context.node.spawn(lambda: WeightSync(proxy, spans), "weightsync", restarts=0)
-    context.node.background(report_spans(context.node, context.coordinator, spans))
+    context.node.background(report_spans(context.node, context.telemetry, spans))
     await context.announce("weightsync", ref)
 
 
@@ -164,7 +182,7 @@ async def start_env(context: RoleContext) -> None:
     framing = framing_for(load_tokenizer(job.policy))
     pool = await _worker_pool(context, "env-worker", "env-pool", "env")
     peers = Peers(
-        coordinator=context.coordinator,
+        coordinator=context.leader,
         proxy=await context.find("proxy"),
         reward=await context.find("reward"),
         store=await context.find("trainer"),

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from actors.core import Node, Ref
+from actors.core.leader import Leader
 from actors.policy import write_config
 from actors.telemetry import Spans, SpansTaken, report_spans
 from bus.message import BusError
@@ -31,7 +32,7 @@ from coordinator.interruption import Interrupted, Interruption
 from coordinator.job import Job
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
 from coordinator.losses import LossWatch
-from coordinator.messages import ROLES, Join, Role, Welcome
+from coordinator.messages import ROLES, Announced, Join, Role, Welcome
 from coordinator.metadata import open_store
 from coordinator.metadata.protocol import StoreError
 from coordinator.observe.progress import Progress
@@ -45,6 +46,8 @@ from coordinator.roles import START, RoleContext
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.mix import Mix
 from coordinator.scheduling.rolling import RollingScheduler
+from coordinator.scheduling.succession import Found
+from coordinator.takeover import Led, Legacy, Resumption, gather_legacy, inherit, tell_begun
 from hwprobe import AffinityMap, encode
 
 T = TypeVar("T")
@@ -106,8 +109,13 @@ class Run:
         program: Program = Pipeline.run,
         saves: bool = True,
         interruption: Interruption | None = None,
+        led: Led | None = None,
     ) -> None:
-        """``saves``: whether what the program leads to is worth a checkpoint. Raises ``OSError``."""
+        """``saves``: whether what the program leads to is worth a checkpoint; ``led``: of a run that other processes
+        may lead on. Raises ``OSError``."""
+        self._led = led
+        self._found: Found | None = None
+        self._resumption: Resumption | None = None
         self._launch = launch
         self._program = program
         self._saves = saves
@@ -120,7 +128,7 @@ class Run:
         self._checkpoints = Checkpoints(directory.checkpoints, launch.job.checkpoint.keep)
         resume = launch.resume
         self._version = resume.version if resume is not None else 0
-        self._books = Books(launch.job, directory, resume, launch.resume_directory) if saves else None
+        self._books = self._open_books() if saves else None
         self._scheduler = (
             self._books.scheduler
             if self._books is not None
@@ -132,9 +140,17 @@ class Run:
         self._recorder = Recorder(
             directory,
             progress,
-            resumed_version=self._version if resume is not None else None,
-            elapsed_s=resume.elapsed_s if resume is not None else 0.0,
+            resumed_version=self._version if resume is not None or self._found is not None else None,
+            elapsed_s=resume.elapsed_s if resume is not None else None if self._found is not None else 0.0,
         )
+
+    def _open_books(self) -> Books:
+        if self._led is not None and self._led.journal is not None:
+            books, self._found = Books.inherited(self._launch.job, self._directory, self._led.journal)
+            self._version = self._found.version
+            return books
+        launch = self._launch
+        return Books.of_sitting(launch.job, self._directory, launch.resume, launch.resume_directory)
 
     async def run(self) -> int:
         """Exit status: 0 done, 1 failed, 130 interrupted."""
@@ -199,14 +215,17 @@ class Run:
         return Binder(binding, launch.placement, launch.affinity, directory=directory, say=self._progress.note)
 
     def _open_node(self) -> Node:
-        launch = self._launch
-        key = read_key(launch.key_file) if launch.key_file is not None else None
-        node = Node(CONTROL, host=launch.host, port=launch.port, key=key)
+        if self._led is not None and self._led.node is not None:
+            node = self._led.node
+        else:
+            node = open_node(self._launch, None if self._led is None else self._led.term.epoch)
         node.on_give_up(lambda ref, error: self._fail(BusError(f"{ref} failed too often: {error!r}")))
         return node
 
     async def _open_facts(self) -> Facts:
         """Raises ``Interrupted``, and what opening the store raises."""
+        if self._led is not None:
+            return Facts(self._led.store, self._name)
         settings = self._launch.job.coordinator
         opening = asyncio.create_task(
             open_store(settings.store, directory=self._directory.path / "metadata", timeout_s=settings.store_timeout_s)
@@ -226,6 +245,8 @@ class Run:
             log.warning("the metadata store was not told that the run has ended: %s", error)
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
+                if self._led is not None:
+                    await self._led.term.resign()
                 await facts.close()
         except (StoreError, TimeoutError) as error:
             log.info("the metadata store was not closed: %s", error)
@@ -241,9 +262,10 @@ class Run:
 
     async def _train(self, node: Node, facts: Facts) -> tuple[int, str]:
         """Everything between an open store and a closed node."""
+        legacy = await self._inherit(node)
         coordinator = Coordinator(
             self._scheduler,
-            self._welcome(),
+            self._welcome(Ref(node.address, "coordinator")),
             failed=self._fail,
             joined=lambda join: self._record_join(join, node, facts),
             spans=self._recorder.spans,
@@ -253,9 +275,14 @@ class Run:
             silence_s=self._launch.job.coordinator.silence_s,
             terms=Terms(self._launch.job.environment.max_turns, self._launch.job.scheduling.queue_ttl_s),
             journal=self._directory.ledger,
+            left=lambda name: self._beside(node, facts.left(name)),
+            certain=self._certain,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         self._write_address(ref)
+        if self._led is not None:
+            await self._led.term.listens_at(ref.node.control, self._led.pulse)
+            await self._call_together(node, ref, coordinator, legacy)
         node.background(report_spans(node, ref, self._spans))
         node.background(keep_telling())
         await facts.status("starting", self._version)
@@ -279,7 +306,36 @@ class Run:
             await asyncio.gather(finding, starting, return_exceptions=True)
             self._recorder.spans(SpansTaken(self._spans.take()))
 
-    def _welcome(self) -> Welcome:
+    async def _inherit(self, node: Node) -> Legacy | None:
+        """What another leader's run is at; None where there is nothing to go on with. Raises ``BusError``."""
+        followers = None if self._led is None else self._led.followers
+        if followers is None or self._found is None or (not followers.complete and self._found.next_ticket == 0):
+            return None
+        if not followers.complete:
+            gone = [role for role in ROLES if not followers.of(role)]
+            raise BusError(f"the run cannot be led on: {', '.join(gone)} went with its leader; go on from a checkpoint")
+        legacy = await gather_legacy(node, followers)
+        self._resumption = inherit(self._scheduler, self._found, legacy)
+        return legacy
+
+    async def _call_together(self, node: Node, ref: Ref, coordinator: Coordinator, legacy: Legacy | None) -> None:
+        """Those who follow take part, with what they have."""
+        followers = None if self._led is None else self._led.followers
+        if followers is None:
+            return
+        for follower in followers.nodes:
+            await node.ask(ref, follower.join, Welcome, timeout_s=10.0)
+            for announce in follower.announced:
+                await node.ask(ref, announce, Announced, timeout_s=10.0)
+                if announce.role == "env" and legacy is not None:
+                    coordinator.adopt(announce.ref, legacy.hosts[announce.ref.node.name])
+            node.background(tell_begun(node, follower.join.node, ref))
+
+    async def _certain(self) -> None:
+        if self._led is not None:
+            await self._led.term.certain()
+
+    def _welcome(self, coordinator: Ref) -> Welcome:
         launch = self._launch
         resume = "" if launch.resume_directory is None else str(launch.resume_directory)
         return Welcome(
@@ -289,6 +345,7 @@ class Run:
             run_directory=str(self._directory.path),
             resume=resume,
             version=self._version,
+            coordinator=coordinator,
         )
 
     def _write_address(self, ref: Ref) -> None:
@@ -303,7 +360,10 @@ class Run:
     def _record_join(self, join: Join, node: Node, facts: Facts) -> None:
         if join.node.name != CONTROL:
             self._progress.note(f"{join.node.name} joined: {', '.join(join.roles)}")
-        node.background(self._told(facts.joined(join)))
+        self._beside(node, facts.joined(join))
+
+    def _beside(self, node: Node, fact: Coroutine[Any, Any, None]) -> None:
+        node.background(self._told(fact))
 
     async def _told(self, fact: Coroutine[Any, Any, None]) -> None:
         """Write something into the metadata store, beside the loop; a store that fails ends the run."""
@@ -322,7 +382,7 @@ class Run:
         launch = self._launch
         context = RoleContext(
             node,
-            coordinator,
+            Leader(coordinator),
             launch.job,
             launch.placement,
             run=self._name,
@@ -362,8 +422,10 @@ class Run:
             state=self._state,
             spans=self._spans,
             losses=self._losses,
-            best_success=None if resume is None else resume.best_success,
+            best_success=self._recorder.best_success() if resume is None else resume.best_success,
             served=lambda version: node.background(self._told(facts.status("running", version))),
+            certain=self._certain,
+            evaluated=self._recorder.evaluated() if self._found is not None else -1,
         )
         self._scheduler.on_change(pipeline.changed)
         return pipeline
@@ -373,7 +435,9 @@ class Run:
     async def _drive(self, pipeline: Pipeline, facts: Facts) -> tuple[int, str]:
         """Train until done, interrupted or failed; then save."""
         await facts.status("running", self._version)
-        training = asyncio.create_task(self._program(pipeline))
+        resumption = self._resumption
+        program = self._program(pipeline) if resumption is None else pipeline.go_on(resumption)
+        training = asyncio.create_task(program)
         status = 0
         try:
             outcome = await self._race(training)
@@ -445,6 +509,12 @@ class Run:
         log.info("fatal: %s", error)
         if not self._failure.done():
             self._failure.set_result(error)
+
+
+def open_node(launch: Launch, epoch: int | None) -> Node:
+    """The control process's node. A leader's epoch is its node's: whoever has heard of a later one refuses it."""
+    key = read_key(launch.key_file) if launch.key_file is not None else None
+    return Node(CONTROL, host=launch.host, port=launch.port, key=key, epoch=epoch)
 
 
 def _is_trainers(failure: BaseException) -> bool:

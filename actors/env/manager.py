@@ -23,12 +23,14 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from actors.core import Actor, Ref, handler
+from actors.core.leader import Leader
 from actors.env.episode import Episode, Lost
 from actors.env.framing import ActionNotOneToken, Framing
 from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
     EnvState,
+    GetTickets,
     LearnerVersion,
     LeftPlaces,
     Noted,
@@ -39,6 +41,8 @@ from actors.env.messages import (
     StepDone,
     StepEnv,
     Stop,
+    Ticket,
+    TicketsHere,
 )
 from actors.env.protocol import Observation
 from actors.env.urgency import is_urgent, turns_left
@@ -75,10 +79,10 @@ class Workers(Protocol):
 
 
 class Peers:
-    """Whom an env host talks to."""
+    """Whom an env host talks to. Its coordinator may be one after the other."""
 
-    def __init__(self, *, coordinator: Ref, proxy: Ref, reward: Ref, store: Ref) -> None:
-        self.coordinator = coordinator
+    def __init__(self, *, coordinator: Ref | Leader, proxy: Ref, reward: Ref, store: Ref) -> None:
+        self.leader = coordinator if isinstance(coordinator, Leader) else Leader(coordinator)
         self.proxy = proxy
         self.reward = reward
         self.store = store
@@ -107,6 +111,7 @@ class EnvHost(Actor):
         self._places = asyncio.Semaphore(concurrent)
         self._episodes: dict[str, Episode] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tickets: dict[str, Ticket] = {}  # of the tasks
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
@@ -131,6 +136,7 @@ class EnvHost(Actor):
                 self._counters["repeated_starts"] += 1
                 continue
             episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
+            self._tickets[ticket.id] = ticket
             self._tasks[ticket.id] = asyncio.create_task(self._manage(episode), name=f"trajectory {ticket.id}")
         return Noted()
 
@@ -162,6 +168,10 @@ class EnvHost(Actor):
             future.set_exception(Lost("engine_failed", message.reason))
 
     @handler(urgent=True)
+    async def tickets_here(self, message: GetTickets) -> TicketsHere:
+        return TicketsHere(list(self._tickets.values()))
+
+    @handler(urgent=True)
     async def describe(self, message: DescribeEnv) -> EnvState:
         return EnvState([episode.describe() for episode in self._episodes.values()], dict(self._counters))
 
@@ -173,18 +183,13 @@ class EnvHost(Actor):
             outcome = await self._ended(episode)
             await self._report(outcome)
         finally:
-            del self._tasks[episode.ticket.id]
+            del self._tasks[episode.ticket.id], self._tickets[episode.ticket.id]
 
     async def _report(self, outcome: Outcome) -> None:
         about = f"trajectory {outcome.ticket}"
         try:
-            await self.node.ask(
-                self._peers.coordinator,
-                outcome,
-                Noted,
-                timeout_s=REPORT_TIMEOUT_S,
-                retries=REPORT_RETRIES,
-                about=about,
+            await self._peers.leader.ask(
+                self.node, outcome, Noted, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES, about=about
             )
         except BusError as error:  # the run is over, or will end for want of its coordinator
             self._counters["unreported"] += 1
@@ -234,7 +239,7 @@ class EnvHost(Actor):
     def _tell_all_left(self) -> None:
         left, self._left = self._left, []
         if left:
-            self.node.tell(self._peers.coordinator, LeftPlaces(left))
+            self._peers.leader.tell(self.node, LeftPlaces(left))
 
     async def _place(self, episode: Episode) -> None:
         """Wait for a free place, as long as others keep them (each is bound by its own deadlines), or to be stopped."""
@@ -383,7 +388,7 @@ class EnvHost(Actor):
         episode.check(self._learner)
         ticket = episode.ticket.id
         try:
-            store = Store(episode.finish(reward))
+            store = Store(episode.finish(reward), episode.metrics)
             await self.node.ask(
                 self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
             )

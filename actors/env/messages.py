@@ -52,6 +52,16 @@ class Noted(msgspec.Struct, frozen=True):
     """A ``Start``, ``Stop`` or ``Outcome`` has arrived, for the first time or again."""
 
 
+class GetTickets(msgspec.Struct, frozen=True):
+    """From a new leader: ask for ``TicketsHere``."""
+
+
+class TicketsHere(msgspec.Struct, frozen=True):
+    """All whose outcome has not arrived at a leader yet."""
+
+    tickets: list[Ticket]
+
+
 class DescribeEnv(msgspec.Struct, frozen=True):
     """Ask for ``EnvState``."""
 

@@ -17,6 +17,7 @@ class Store(msgspec.Struct, frozen=True):
     """Keep a scored trajectory until it is trained on or discarded."""
 
     trajectory: Trajectory
+    metrics: dict[str, float] = {}  # the environment's own, for whoever must rebuild what is known of it
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -50,6 +51,43 @@ class Weights(msgspec.Struct, frozen=True):
 class Trained(msgspec.Struct, frozen=True):
     weights: Weights
     statistics: dict[str, float]
+
+
+class DescribeTrainer(msgspec.Struct, frozen=True):
+    """Ask for ``TrainerState``: what a new leader must know to go on."""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A stored trajectory, without its tokens."""
+
+    ticket: str
+    group: int
+    task: int
+    initiating_version: int
+    reward: float
+    env_return: float
+    success: bool
+    turns: int
+    sampled_tokens: int
+    transcript: list[tuple[str, str]]
+    metrics: dict[str, float]
+
+
+class LastStep(msgspec.Struct, frozen=True):
+    """The newest step that is done, and what it was done on."""
+
+    order: Train
+    trained: Trained
+    kept: list[Kept]
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """``weights``: the newest, once there are any; ``stepping``: the order that is being carried out."""
+
+    weights: Weights | None
+    stepping: Train | None
+    last: LastStep | None
+    kept: list[Kept]
 
 
 class Imitate(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 Invariant: one step or checkpoint runs at a time, a step leads from version n to n + 1 on whole groups that are in the
 store; a rank that dies fails what waits for it with its last words and ends the run resumably (``gave_up``), never in a
-hang.
+hang. The same order for a step, given again (by a leader that has taken over), is carried out once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from actors.trainer.backends.protocol import Inspection
 from actors.trainer.batches import BatchFiles
 from actors.trainer.batching import imitation_batch, make_batch
 from actors.trainer.messages import (
+    DescribeTrainer,
     Discard,
     Discarded,
     GetWeights,
@@ -32,6 +33,8 @@ from actors.trainer.messages import (
     InspectBatch,
     InspectedGroups,
     InspectGroups,
+    Kept,
+    LastStep,
     LogProbabilities,
     RankReady,
     RankSaved,
@@ -46,11 +49,13 @@ from actors.trainer.messages import (
     Stored,
     Train,
     Trained,
+    TrainerState,
     Weights,
     Welcomed,
     WriteModel,
 )
 from actors.trainer.store import TrajectoryStore, write_records
+from actors.trajectory import Trajectory
 from bus.message import Lane
 
 R = TypeVar("R")
@@ -90,6 +95,9 @@ class Trainer(Actor):
         self._children: list[Child] = []
         self._ranks: list[asyncio.Future[RankReady]] = []
         self._busy = asyncio.Lock()  # every rank must see the same calls in the same order
+        self._metrics: dict[str, dict[str, float]] = {}  # of stored trajectories
+        self._stepping: Train | None = None
+        self._last: LastStep | None = None
         self._stopping = False
 
     async def on_start(self) -> None:
@@ -163,11 +171,13 @@ class Trainer(Actor):
     @handler
     async def store(self, message: Store) -> Stored:
         self._store.put(message.trajectory)
+        if message.metrics:
+            self._metrics[message.trajectory.ticket] = message.metrics
         return Stored()
 
     @handler
     async def discard(self, message: Discard) -> Discarded:
-        self._store.drop(message.tickets)
+        self._drop(message.tickets)
         return Discarded()
 
     # ---- steps ---------------------------------------------------------------------------------------------------
@@ -175,16 +185,55 @@ class Trainer(Actor):
     @handler(concurrent=True, cancellable=False)
     async def train(self, message: Train) -> Trained:
         """Raises what the backend raises (``NotFinite`` names the trajectories) or ``PeerLost``."""
-        version, rate = message.version + 1, self._learning_rate(message.version)
         async with self._busy:
-            groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
-            async with self._batches.guarded(version, groups, rate):
-                results = await self._step(RunStep(version, make_batch(groups, self._settings), rate))
-            await self._batches.trained(version, groups)
-        self._store.drop(ticket for group in message.groups for ticket in group)
+            if self._last is not None and self._last.order == message:
+                return self._last.trained
+            self._stepping = message
+            try:
+                return await self._train(message)
+            finally:
+                self._stepping = None
+
+    async def _train(self, message: Train) -> Trained:
+        version, rate = message.version + 1, self._learning_rate(message.version)
+        groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
+        async with self._batches.guarded(version, groups, rate):
+            results = await self._step(RunStep(version, make_batch(groups, self._settings), rate))
         if results[0].weights is None:
             raise TrainerDied("rank 0 returned no weights")
-        return Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
+        trained = Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
+        self._last = LastStep(message, trained, [self._kept(each) for group in groups for each in group])
+        await self._batches.trained(version, groups)
+        self._drop([ticket for group in message.groups for ticket in group])
+        return trained
+
+    def _drop(self, tickets: Sequence[str]) -> None:
+        for ticket in tickets:
+            self._metrics.pop(ticket, None)
+        self._store.drop(tickets)
+
+    def _kept(self, trajectory: Trajectory) -> Kept:
+        return Kept(
+            ticket=trajectory.ticket,
+            group=trajectory.group,
+            task=trajectory.task,
+            initiating_version=trajectory.initiating_version,
+            reward=trajectory.reward,
+            env_return=trajectory.env_return,
+            success=trajectory.success,
+            turns=trajectory.turns,
+            sampled_tokens=trajectory.sampled_tokens,
+            transcript=trajectory.transcript,
+            metrics=self._metrics.get(trajectory.ticket, {}),
+        )
+
+    @handler(urgent=True)
+    async def describe(self, message: DescribeTrainer) -> TrainerState:
+        rank = self._ranks[0] if self._ranks else None
+        up = rank is not None and rank.done() and not rank.cancelled() and rank.exception() is None
+        first = rank.result().weights if rank is not None and up else None
+        weights = first if self._last is None else self._last.trained.weights
+        return TrainerState(weights, self._stepping, self._last, [self._kept(each) for each in self._store.held()])
 
     @handler(concurrent=True, cancellable=False)
     async def imitate(self, message: Imitate) -> Imitated:

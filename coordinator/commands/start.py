@@ -1,11 +1,13 @@
 """``bin/start-ROLE``: one role of a run as a process of its own, on this or another host.
 
     start-coordinator JOB.yaml [--host ADDRESS --port PORT --key-file FILE]     prints the address to join
+    start-coordinator --standby-of RUN [--host ADDRESS --port PORT --key-file FILE]
     start-proxy --join tcp://HOST:PORT [--host ADDRESS --key-file FILE]
     (likewise env, reward, trainer, weightsync)
 
 Roles may start in any order and look for each other through the coordinator. Beyond loopback everybody needs the same
-key file; the run directory must be on a file system that the coordinator and the trainer share. Exit statuses:
+key file; the run directory must be on a file system that the coordinators and the trainer share. Standbys lead the run
+on once its leader is gone (``coordinator.commands.lead``); the roles follow whoever leads. Exit statuses:
 ``coordinator.launching.exits``; readiness (systemd, Kubernetes): ``coordinator.launching.readiness``.
 """
 
@@ -23,18 +25,22 @@ from typing import Any
 
 import msgspec
 
-from actors.core import Actor, Node, Ref, handler
+from actors.core import Node, Ref
 from actors.core.logs import configure_logging
 from bus.message import BusError, NodeAddress, NoSuchActor
 from bus.security import ClusterKey, SecurityError, check_exposure, read_key
-from coordinator.commands.train import prepare, run, write_job_directory
+from coordinator.allegiance import Allegiance
+from coordinator.commands.lead import lead, stand_by
+from coordinator.commands.train import prepare, write_job_directory
 from coordinator.coordinator import MEMBER
 from coordinator.job import Job, JobError
 from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
 from coordinator.launching.hosts import LaunchError, numeric
 from coordinator.launching.leash import end_with_input
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
-from coordinator.messages import ROLES, Join, Role, RoleFailed, RunOver, Welcome
+from coordinator.leadership import Deposed
+from coordinator.messages import ROLES, Join, Role, RoleFailed, Welcome
+from coordinator.metadata.protocol import StoreError
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_trackers
 from coordinator.resources.binder import Binder
@@ -61,8 +67,11 @@ def parser(role: str) -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog=f"start-{role}")
     if role == "coordinator":
         result.description = "Lead a run; the other roles join it at the address that is printed."
-        result.add_argument("job", type=Path, help="job file (YAML)")
+        result.add_argument("job", nargs="?", type=Path, help="job file (YAML)")
         result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+        result.add_argument(
+            "--standby-of", type=Path, metavar="RUN", help="lead this run (its directory) on once its leader is gone"
+        )
         result.add_argument("--port", type=int, default=0, help="port to listen on (default: any free one)")
         result.add_argument("--runs", type=Path, default=Path("runs"), help="where run directories go (default: runs)")
     else:
@@ -96,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     except (JobError, LaunchError, RunDirectoryError, SecurityError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    except (BusError, RoleNotTaken) as error:
+    except (BusError, RoleNotTaken, StoreError, Deposed) as error:
         print(f"error: {error}", file=sys.stderr)
         return NOT_TAKEN
     except KeyboardInterrupt:  # before a run listens for it
@@ -105,6 +114,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _coordinate(arguments: argparse.Namespace) -> int:
     check_exposure(arguments.host, read_key(arguments.key_file) if arguments.key_file is not None else None)
+    if arguments.standby_of is not None:
+        if arguments.job is not None:
+            raise JobError(f"--standby-of RUN goes without a job file: the run has one; found {arguments.job}")
+        path = arguments.standby_of
+        return stand_by(path, host=arguments.host, port=arguments.port, key_file=arguments.key_file)
+    if arguments.job is None:
+        raise JobError("expected a job file (or --standby-of RUN); see start-coordinator --help")
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
     job_directory = arguments.job.resolve().parent
     check_trackers(job)
@@ -122,18 +138,7 @@ def _coordinate(arguments: argparse.Namespace) -> int:
             port=arguments.port,
             key_file=arguments.key_file,
         )
-        return run(launch, directory)
-
-
-class Member(Actor):
-    """Hears when the run is over."""
-
-    def __init__(self, over: asyncio.Future[str]) -> None:
-        self._over = over
-
-    @handler
-    async def run_over(self, message: RunOver) -> None:
-        _end(self._over, message.outcome)
+        return lead(launch, directory)
 
 
 async def _take_role(arguments: argparse.Namespace) -> int:
@@ -152,9 +157,9 @@ async def _serve(
 ) -> str:
     """Have the role until the run is over, or this process is to end; returns which."""
     async with Node(name, host=arguments.host, key=key) as node:
-        await node.spawn(lambda: Member(over), MEMBER)
-        coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
-        starting = asyncio.create_task(_start(arguments, node, coordinator, over, ends))
+        allegiance = Allegiance(lambda outcome: _end(over, outcome))
+        await node.spawn(lambda: allegiance, MEMBER, restarts=0)
+        starting = asyncio.create_task(_start(arguments, node, allegiance, ends))
         try:
             first: set[asyncio.Future[Any]] = {starting, over}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -170,12 +175,11 @@ async def _serve(
             await asyncio.gather(starting, return_exceptions=True)
 
 
-async def _start(
-    arguments: argparse.Namespace, node: Node, coordinator: Ref, over: asyncio.Future[str], ends: ExitStack
-) -> str:
+async def _start(arguments: argparse.Namespace, node: Node, allegiance: Allegiance, ends: ExitStack) -> str:
     """Join and take the role; returns the run's name. Where that fails the run is told, which cannot go on without.
     ``ends``: what is to be done once the node is closed."""
     role: Role = arguments.role
+    coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
     hardware = probe()
     join = Join(node.address, [role], os.getpid(), encode(build_affinity_map(hardware)))
     welcome = await _join(node, coordinator, join, arguments)
@@ -183,10 +187,11 @@ async def _start(
     configure_logging(node.address.name, directory / "logs", job=welcome.run)
     try:
         job = msgspec.json.decode(welcome.job, type=Job)
-        node.watch(
-            coordinator.node,
+        leader = allegiance.joined(
+            join,
+            welcome.coordinator or coordinator,
             silence_s=job.coordinator.silence_s,
-            on_lost=lambda why: _end(over, f"lost the coordinator: {why}"),
+            takeover_s=job.coordinator.takeover_s,
         )
         affinity = build_affinity_map(hardware, job.resource_profile)
         placement = resolve(job, affinity)[1]
@@ -197,7 +202,7 @@ async def _start(
         binder.open()
         context = RoleContext(
             node,
-            coordinator,
+            leader,
             job,
             placement,
             run=welcome.run,
@@ -208,10 +213,11 @@ async def _start(
             version=welcome.version,
             host=arguments.host,
             key_file=arguments.key_file,
+            allegiance=allegiance,
         )
         await START[role](context)
     except Exception as error:  # whatever keeps a role from starting ends the run, by name
-        node.tell(coordinator, RoleFailed(role, node.address.name, str(error)))
+        node.tell(allegiance.leader.ref, RoleFailed(role, node.address.name, str(error)))
         log.info("the role could not be taken", exc_info=error)
         raise RoleNotTaken(f"{role} did not start: {' '.join(str(error).split()) or repr(error)}") from error
     return welcome.run

@@ -9,6 +9,7 @@ status meaning                                      to do
 1      the run failed, or its coordinator is lost   read the log; go on with --resume
 2      wrong usage, job, key file or launch file    correct it: again is no use
 3      the role could not be taken, nobody to join  look at the coordinator, then again
+75     another coordinator process leads            start it again as a standby
 130    interrupted, with a checkpoint               go on with --resume
 ====== ============================================ ==================================
 """
@@ -19,4 +20,5 @@ DONE = 0
 FAILED = 1
 USAGE = 2
 NOT_TAKEN = 3
+DEPOSED = 75
 INTERRUPTED = 130

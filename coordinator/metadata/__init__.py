@@ -13,14 +13,20 @@ from coordinator.metadata.spec import parse_spec
 __all__ = ["open_store", "parse_spec"]
 
 
-async def open_store(spec: str, *, directory: Path, timeout_s: float) -> MetadataStore:
+SESSION_TIMEOUT_S = 4.0
+
+
+async def open_store(
+    spec: str, *, directory: Path, timeout_s: float, session_timeout_s: float = SESSION_TIMEOUT_S
+) -> MetadataStore:
     """Open the store that ``spec`` names (``embedded`` lies in ``directory``); no call of it takes longer than
-    ``timeout_s``. Raises ``ValueError`` for a spec that says nothing, ``StoreTimeout`` where no server answers,
-    ``StoreError`` where the store cannot be used."""
+    ``timeout_s``, and ZooKeeper servers end its session when they hear nothing for ``session_timeout_s``. Raises
+    ``ValueError`` for a spec that says nothing, ``StoreTimeout`` where no server answers, ``StoreError`` where the
+    store cannot be used."""
     ensembles = parse_spec(spec)
     if not ensembles:
         return await EmbeddedStore.open(directory, timeout_s=timeout_s)
-    stores = await _open_ensembles(ensembles, timeout_s)
+    stores = await _open_ensembles(ensembles, timeout_s, session_timeout_s)
     if len(stores) == 1:
         return stores[0]
     try:
@@ -30,14 +36,19 @@ async def open_store(spec: str, *, directory: Path, timeout_s: float) -> Metadat
         raise
 
 
-async def _open_ensembles(ensembles: tuple[str, ...], timeout_s: float) -> list[MetadataStore]:
+async def _open_ensembles(
+    ensembles: tuple[str, ...], timeout_s: float, session_timeout_s: float
+) -> list[MetadataStore]:
     """All of them, or none stays open."""
     try:
         # Here, so that a job without a server runs where kazoo is not installed.
         from coordinator.metadata.zookeeper import ZooKeeperStore  # noqa: PLC0415
     except ImportError as error:
         raise StoreError(f"zk://{ensembles[0]}: a ZooKeeper store needs the package kazoo: {error}") from error
-    opening = [asyncio.create_task(ZooKeeperStore.open(hosts, timeout_s=timeout_s)) for hosts in ensembles]
+    opening = [
+        asyncio.create_task(ZooKeeperStore.open(hosts, timeout_s=timeout_s, session_timeout_s=session_timeout_s))
+        for hosts in ensembles
+    ]
     try:
         return list(await asyncio.gather(*opening))
     except BaseException:

@@ -119,6 +119,16 @@ def _without_surrogates(tree: Any) -> Any:
     return [_without_surrogates(item) for item in tree] if isinstance(tree, list | tuple) else tree
 
 
+def seize(path: Path) -> None:
+    """Make a file of one's own of one that another process may still have open: what that one writes from now on is in
+    no file that has a name. A torn last line is left out, a missing file is let be. Raises ``OSError``."""
+    lines = whole_lines(path)
+    if path.exists():
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial.write_bytes(b"".join(line + b"\n" for line in lines))
+        partial.replace(path)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Give a file new content such that a reader (and a crash) finds either the old or the new one, whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

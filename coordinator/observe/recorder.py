@@ -76,14 +76,19 @@ def _rate(earlier: Sampled, later: Sampled) -> float:
 class Recorder:
     """See the module docstring."""
 
-    def __init__(self, run: RunDirectory, progress: Progress, *, resumed_version: int | None, elapsed_s: float) -> None:
-        """``elapsed_s``: how long the sittings before this one took; their trend goes on from what they recorded."""
+    def __init__(
+        self, run: RunDirectory, progress: Progress, *, resumed_version: int | None, elapsed_s: float | None
+    ) -> None:
+        """``elapsed_s``: how long the sittings before this one took (None: as their last step says); their trend goes
+        on from what they recorded."""
         self.progress = progress
         self._run = run
         self._trackers = open_trackers(run, progress.warn, resumed_version=resumed_version)
         self._timeline = LineWriter(run.timeline)
-        self._started = time.monotonic() - elapsed_s
-        self._trend = _last_trend(run) if resumed_version is not None else None
+        last = _last_step(run) if resumed_version is not None else None
+        self._trend = None if last is None else last.reward_trend
+        before_s = (0.0 if last is None else last.elapsed_s) if elapsed_s is None else elapsed_s
+        self._started = time.monotonic() - before_s
         self._sampled = deque([Sampled(0, time.monotonic())], maxlen=RATE_STEPS)
         self._report = ReportWriter(run)
         self._last_report = time.monotonic()
@@ -93,6 +98,18 @@ class Recorder:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._started
+
+    def best_success(self) -> float | None:
+        """Of the evaluations on record, after the first step."""
+        return max((record.success for record in self._evaluations() if record.version > 0), default=None)
+
+    def evaluated(self) -> int:
+        """The newest version with an evaluation on record; -1 if there is none."""
+        return max((record.version for record in self._evaluations()), default=-1)
+
+    def _evaluations(self) -> list[EvalRecord]:
+        records = read_lines(self._run.metrics, decode_metric).records
+        return [record for record in records if isinstance(record, EvalRecord)]
 
     def generation_starts(self) -> None:
         """Rates count from here: nobody generates while the parts are started."""
@@ -212,7 +229,7 @@ def mean_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {name: sum(outcome.metrics.get(name, 0.0) for outcome in outcomes) / len(outcomes) for name in names}
 
 
-def _last_trend(run: RunDirectory) -> float | None:
-    """``reward_trend`` of the last step on record."""
+def _last_step(run: RunDirectory) -> StepRecord | None:
+    """The one on record."""
     steps = [record for record in read_lines(run.metrics, decode_metric).records if isinstance(record, StepRecord)]
-    return steps[-1].reward_trend if steps else None
+    return steps[-1] if steps else None

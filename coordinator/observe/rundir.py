@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from coordinator.observe.lines import LineWriter, replace_file, whole_lines
+from coordinator.observe.lines import LineWriter, replace_file, seize, whole_lines
 from coordinator.observe.records import SampleRecord, decode_metric, decode_sample
 from coordinator.observe.text import sample_text
 
@@ -92,6 +92,22 @@ class RunDirectory:
             raise RunDirectoryError(f"{path}: not a run directory (there is no job.yaml in it)")
         resolved = path.resolve()  # "latest" may point elsewhere a moment later
         return cls(resolved, _acquire(resolved) if own else None)
+
+    @classmethod
+    def take_over(cls, path: Path) -> RunDirectory:
+        """Own a run that another process led, whether or not that one still lives: it no longer leads, and what it
+        still writes into the files of records goes nowhere. Raises ``RunDirectoryError``."""
+        run = cls.open(path)
+        try:
+            fresh = run.path / f".owner.{os.getpid()}"
+            fresh.touch()
+            fresh.replace(run.path / "owner.lock")
+            run._lock = _acquire(run.path)
+            for records in (run.ledger, run.metrics, run.timeline, run.sample_index):
+                seize(records)
+        except OSError as error:
+            raise RunDirectoryError(f"{path}: it cannot be taken over: {error}") from error
+        return run
 
     def write_job(self, job: msgspec.Struct) -> None:
         """Keep the resolved job, such that it can be run again as it is."""

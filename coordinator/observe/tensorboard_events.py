@@ -16,19 +16,26 @@ from coordinator.observe.records import EvalRecord, ImitationRecord, StepRecord
 from coordinator.observe.values import evaluation_values, imitation_values, step_values
 
 
+def writing_modules() -> tuple[Any, Any, Any]:
+    """Events, summaries and the writer. The first call takes long. Raises ``ModuleNotFoundError`` where the tensorboard
+    package is not installed."""
+    from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
+    from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
+
+    return event_pb2, summary_pb2, RecordWriter
+
+
 class TensorBoardTracker:
     """One event file a sitting. A resumed run hides what an earlier sitting logged beyond the resumed version."""
 
     def __init__(self, directory: Path, *, resumed_version: int | None = None) -> None:
         """Raises ``ModuleNotFoundError`` where the tensorboard package is not installed."""
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
-        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
-
+        event_pb2, summary_pb2, writer = writing_modules()
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._records = RecordWriter((directory / name).open("xb"))
+        self._records = writer((directory / name).open("xb"))
         self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         if resumed_version is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)

@@ -7,6 +7,7 @@ fail: what may block lives in a process of its own (``coordinator.observe.tracki
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ import msgspec
 from coordinator.observe.lines import LineWriter
 from coordinator.observe.records import EvalRecord, ImitationRecord, StepRecord
 from coordinator.observe.rundir import RunDirectory
-from coordinator.observe.tensorboard_events import TensorBoardTracker
+from coordinator.observe.tensorboard_events import TensorBoardTracker, writing_modules
 from coordinator.observe.tracking.protocol import Sitting
 from coordinator.observe.tracking.remote import RemoteTracker
 from coordinator.observe.tracking.settings import TrackerSettings
@@ -60,6 +61,12 @@ class JsonlTracker:
 
     def close(self) -> None:
         self._lines.close()
+
+
+def load_ahead() -> None:
+    """So that ``open_trackers`` takes no time, for whoever has little then."""
+    with suppress(ModuleNotFoundError):
+        writing_modules()
 
 
 def open_trackers(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 
 from actors.core.ref import Ref
 from coordinator.orders import HostState
@@ -110,6 +111,11 @@ class EnvHosts:
         self._where[ticket] = host
         host.tickets[ticket] = None
         self._changed(host)
+
+    def adopt(self, ref: Ref, tickets: Iterable[str]) -> None:
+        """What a host that has joined runs already."""
+        for ticket in tickets:
+            self.give(ticket, self._hosts[ref])
 
     def host_of(self, ticket: str) -> EnvHost | None:
         return self._where.get(ticket)

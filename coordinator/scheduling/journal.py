@@ -4,12 +4,13 @@ Invariant: a transition is in the hands of the operating system before anything 
 so that after any crash ``ledger.jsonl`` tells how each ticket ended: the last line that names it counts, but for
 trainings that a later ``resumed`` line took back (those that made versions beyond the one it went back to).
 
-    {"event":"admitted","tickets":["t7"]}
+    {"event":"admitted","tickets":["t7"],"group":1,"task":12,"stream":"tasks"}
     {"event":"stored","tickets":["t7"],"version":3}             3: its initiating version
     {"event":"trained","tickets":["t7",...],"version":5}        5: the version that the step made
     {"event":"lost","tickets":["t8"],"reason":"env_failed","detail":"..."}
     {"event":"evicted","tickets":["t9"],"reason":"stale"}
-    {"event":"resumed","tickets":["t7",...],"version":4}        went back to version 4; these are buffered again
+    {"event":"resumed","tickets":["t7",...],"version":4,"group":9}
+                              went back to version 4; these are buffered again; the next new group is the ninth
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int = -1
     reason: str = ""
     detail: str = ""
+    group: int = -1
+    task: int = -1
+    stream: str = ""
 
 
 class Journal(Protocol):
@@ -76,14 +80,19 @@ class FileJournal:
 
 def read_journal(path: Path, mark: int = 0) -> list[Event]:
     """What was written after a mark; empty for a file that is missing or not that long."""
+    return read_on(path, mark)[0]
+
+
+def read_on(path: Path, mark: int) -> tuple[list[Event], int]:
+    """The same, and the mark behind it."""
     try:
         with path.open("rb") as file:
             file.seek(mark)
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
-        return []
+        return [], mark
     decoder = msgspec.json.Decoder(Event)
-    return [decoder.decode(line) for line in lines]
+    return [decoder.decode(line) for line in lines], mark + sum(len(line) + 1 for line in lines)
 
 
 class Losses(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ Going back to a checkpoint changes what became of the tickets since (``restore``
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -95,10 +95,10 @@ class Ledger:
             raise LedgerError(f"ticket {ticket} is not live: it was never admitted here, or has ended")
         return self._live[ticket]
 
-    def admit(self, ticket: Ticket) -> None:
+    def admit(self, ticket: Ticket, stream: str = "") -> None:
         if ticket.id in self._live:
             raise LedgerError(f"ticket {ticket.id} was admitted already")
-        self._write(Event("admitted", [ticket.id]))
+        self._write(Event("admitted", [ticket.id], group=ticket.group, task=ticket.task, stream=stream))
         self._live[ticket.id] = Entry(ticket)
         self._states["admitted"] += 1
         self.admitted += 1
@@ -176,6 +176,7 @@ class Ledger:
         buffered: Sequence[Ticket],
         *,
         version: int,
+        next_group: int = -1,
         since: Sequence[Event] = (),
         acknowledged: Iterable[str] = (),
     ) -> None:
@@ -196,10 +197,18 @@ class Ledger:
             if not fate.on_record:
                 new[fate.reason].append(id_)
         losses = [Event("lost", tickets, reason=reason) for reason, tickets in new.items()]
-        events = [Event("resumed", [ticket.id for ticket in buffered], version), *losses]
+        events = [Event("resumed", [ticket.id for ticket in buffered], version, group=next_group), *losses]
         self._journal.write(events)
         for event in events:
             self._watcher(event)
+
+    def inherit(self, balance: Balance, live: Mapping[str, Entry]) -> None:
+        """Go on where another process was, with all that is live; the journal says so already. To be called on a fresh
+        ledger."""
+        self._live = dict(live)
+        self._states = Counter(entry.state for entry in live.values())
+        self.admitted, self.trained = balance.admitted, balance.trained
+        self.lost, self.evicted = Counter(balance.lost), Counter(balance.evicted)
 
     def balance(self) -> Balance:
         return Balance(

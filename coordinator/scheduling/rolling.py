@@ -23,7 +23,7 @@ order in which they will be taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -31,8 +31,9 @@ import numpy as np
 from actors.env.messages import Outcome, Ticket
 from coordinator.scheduling.groups import Group, Groups, GroupState
 from coordinator.scheduling.journal import Event
-from coordinator.scheduling.ledger import Balance, Ledger, admitted
+from coordinator.scheduling.ledger import Balance, Entry, Ledger, LedgerError, admitted
 from coordinator.scheduling.mix import Mix, StreamState
+from coordinator.scheduling.succession import Found, FoundGroup
 
 MEMBER_RETRIES = 3
 
@@ -115,6 +116,10 @@ class RollingScheduler:
         self._resumed = []
         self._admit()
 
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
     def close(self) -> None:
         """Let no new group in; members of admitted ones may still be run again."""
         self._open = False
@@ -157,15 +162,14 @@ class RollingScheduler:
             self._groups.add(group)
 
     def _add_member(self, group: Group) -> None:
-        ticket = self._ticket(group)
-        self.ledger.admit(ticket)
+        ticket = self._ticket(group, self._next_ticket)
+        self.ledger.admit(ticket, group.stream)
         self._next_ticket += 1  # after the journal has it: a number that is skipped there would be given twice
         group.missing.add(ticket.id)
         self._group_of[ticket.id] = group.index
         self.to_start.append(ticket)
 
-    def _ticket(self, group: Group) -> Ticket:
-        number = self._next_ticket
+    def _ticket(self, group: Group, number: int) -> Ticket:
         seed = int(np.random.default_rng([self.rules.seed, number]).integers(2**31))
         return Ticket(f"t{number}", group.index, group.task, "train", self.rules.temperature, seed)
 
@@ -358,7 +362,15 @@ class RollingScheduler:
             for saved in state.groups
         }
         tickets = [self._restored(id_, saved) for saved in state.groups for id_ in stored[saved.index]]
-        self.ledger.restore(state.balance, state.live, tickets, version=version, since=since, acknowledged=acknowledged)
+        self.ledger.restore(
+            state.balance,
+            state.live,
+            tickets,
+            version=version,
+            next_group=state.next_group,
+            since=since,
+            acknowledged=acknowledged,
+        )
         self.to_discard += sorted(present - {ticket.id for ticket in tickets})
         for saved in state.groups:
             kept = stored[saved.index]
@@ -368,6 +380,52 @@ class RollingScheduler:
         self._resumed, self.to_start = self.to_start, []
         self._evict_stale()
 
+    # ---- another leader's run ------------------------------------------------------------------------------------
+
+    def inherit(self, found: Found, outcomes: Mapping[str, Outcome], *, running: Collection[str], served: int) -> None:
+        """Go on where another process was that led this run: ``found`` is what its journal tells, ``outcomes`` those of
+        the trajectories that the trainer's store has, ``running`` the tickets that env hosts have, ``served`` the
+        version that all engines serve. Tickets that nobody runs are started again, as they are. To be called on a
+        fresh scheduler, before ``open``."""
+        self.version = found.version
+        self._next_group, self._next_ticket = found.next_group, found.next_ticket
+        self.mix.restore({name: StreamState(groups, 0.0) for name, groups in found.streams.items()}, found.next_group)
+        live: dict[str, Entry] = {}
+        groups = {each.index: _inherited(each, outcomes) for each in found.groups.values()}
+        for group in groups.values():
+            live |= {id_: Entry(self._ticket(group, int(id_[1:]))) for id_ in sorted(group.missing)}
+            live |= {id_: Entry(self._ticket(group, int(id_[1:])), "buffered") for id_ in group.stored}
+            self._group_of.update(dict.fromkeys(group.tickets, group.index))
+        self.to_start = [
+            live[id_].ticket for each in found.groups.values() for id_ in each.missing if id_ not in running
+        ]
+        self.ledger.inherit(found.balance, live)
+        self._unserved = dict.fromkeys(range(served + 1, self.version + 1), self.rules.groups_per_step)
+        for each in found.groups.values():
+            self._mend(groups[each.index], each)
+
+    def _mend(self, group: Group, found: FoundGroup) -> None:
+        """Finish what the other leader was in the middle of."""
+        cut = found.cut or ("retries" if group.retries > MEMBER_RETRIES else "")
+        self._add_group(group, 0 if cut else self.rules.group_size - len(group.tickets))
+        if cut:
+            self._evict_group(group, cut)
+
+    def retake(self, order: Sequence[Sequence[str]]) -> Taken:
+        """Take the very batch that the trainer was given by another leader. Raises ``LedgerError`` where a ticket of it
+        is not buffered."""
+        outcomes: list[Outcome] = []
+        for tickets in order:
+            self.ledger.take(list(tickets))
+            group = self.group_of(tickets[0])
+            if group is None:
+                raise LedgerError(f"ticket {tickets[0]} is of no group: the batch cannot be taken again")
+            outcomes += [group.stored[id_] for id_ in tickets]
+            self._groups.remove(group)
+            self._forget(group)
+            self._taken.append(group)
+        return Taken([list(tickets) for tickets in order], outcomes)
+
     def _restored(self, id_: str, group: GroupState) -> Ticket:
         """A ticket that has run already: its seed is of no use any more."""
         return Ticket(id_, group.index, group.task, "train", self.rules.temperature, 0)
@@ -375,6 +433,16 @@ class RollingScheduler:
     def counts(self) -> tuple[int, int]:
         """Trajectories in flight and buffered."""
         return self.ledger.counts()
+
+
+def _inherited(found: FoundGroup, outcomes: Mapping[str, Outcome]) -> Group:
+    """One whose stored members' bytes are not all there is cut."""
+    stored = {}
+    for id_, version in found.stored.items():
+        stored[id_] = outcomes.get(id_) or Outcome(id_, "stored", initiating_version=version)
+        if id_ not in outcomes:
+            found.cut = found.cut or "store_lost"
+    return Group(found.index, found.task, set(found.missing), stored, found.retries, found.stream)
 
 
 def _nobody() -> None:

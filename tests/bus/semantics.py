@@ -41,6 +41,7 @@ NAMED = {
     "ActorStopped",
     "Overloaded",
     "RemoteError",
+    "Superseded",
 }
 
 
@@ -206,6 +207,8 @@ class _Model:
                 self.blame("true losses", event, f"{event.op}: {sent.to}/{sent.epoch} has no successor")
         elif how == "PeerLost":
             self._on_loss(event, sent)
+        elif how == "Superseded":
+            self._on_superseded(event, sent)
         elif how == "RemoteError" and not self._may_have_failed(event, sent):
             self.blame("its own reply", event, f"{event.op} failed with {event.remote}")
         elif how == "Overloaded" and not self.history.crowded:
@@ -241,6 +244,12 @@ class _Model:
         lossy_stream = sent.kind == "stream" and not self.history.calm
         if not (known or told or lossy_stream or event.life in self.down):
             self.blame("true losses", event, f"{event.op}: {sent.to}/{sent.epoch} is not gone")
+
+    def _on_superseded(self, event: Ended, sent: Sent) -> None:
+        """The asker has a successor, has begun to end, or was thought lost by whom it asked."""
+        later = any(life.epoch > event.life.epoch for life in self.up[event.life.node])
+        if not (later or event.life in self.down or self.suspected(event.life.node, sent.to)):
+            self.blame("true losses", event, f"{event.op}: {event.life} is as good as any")
 
     def was_away(self, node: str) -> bool:
         """Whether there was a time at which a node's actor was not there."""

@@ -1,6 +1,7 @@
 """Asks and tells between nodes whose messages are carried by hand: lost, doubled and delayed on purpose."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -632,7 +633,7 @@ async def test_a_stream_that_an_earlier_incarnation_opens_ends_with_that_word() 
     a1, a2, b = Hand("a", 1), Hand("a", 2), Hand("b")
     a2.courier.tell(b.address, "counter", Add(2))
     carry(a2, b)
-    items = a1.courier.stream(b.address, "counter", Add(1), Decoder(Total), timeout_s=10)
+    items: AsyncGenerator[Total, None] = a1.courier.stream(b.address, "counter", Add(1), Decoder(Total), timeout_s=10)
     waiting = asyncio.ensure_future(anext(items))
     await settle()
     carry(a1, b)

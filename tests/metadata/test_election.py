@@ -7,9 +7,10 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from coordinator.leadership import Candidate, Deposed, newest_reign, path_of
+from coordinator.leadership import Candidate, Deposed, bury, newest_reign, path_of
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.metadata.zookeeper import ZooKeeperStore
+from coordinator.pulse import pulse
 from tests.metadata.backends import Backend, run
 from tests.metadata.link import link_to
 from tests.support.zookeeper import Server
@@ -154,3 +155,22 @@ def test_no_answer_from_the_servers_for_a_while_is_not_the_end(victim: Server) -
             await first.resign()
 
     run(scenario())
+
+
+def test_a_leader_whose_process_is_gone_is_succeeded_though_its_session_lasts(backend: Backend) -> None:
+    async def scenario(store: MetadataStore) -> None:
+        name = run_of(backend)
+        first = await Candidate(store, name, "first", session_timeout_s=60.0).lead()
+        burying = asyncio.create_task(bury(store, name))
+        waiting = asyncio.create_task(Candidate(store, name, "second", session_timeout_s=60.0).lead())
+        async with pulse("127.0.0.1") as place:
+            await first.listens_at("tcp://127.0.0.1:7001", place)
+            await asyncio.sleep(1.0)
+            assert not waiting.done()
+        second = await waiting  # far within the session's timeout
+        assert second.epoch == 2
+        burying.cancel()
+        await first.resign()
+        await second.resign()
+
+    backend.run(scenario)

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from actors.env.messages import Outcome, Ticket
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler, SchedulerState
+from coordinator.scheduling.succession import found_in
 from tests.scheduling.support import Written, lost, rules, started, stored
 from tests.support.audit import audited
 
@@ -235,6 +236,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.made.open()
         self.follow()
         self.rerun_groups = set()
+
+    @rule()
+    def another_process_leads_on(self) -> None:
+        """It has the journal, what env hosts run, what the trainer's store has and which batch it works on."""
+        order = [self.taken[first : first + SIZE] for first in range(0, len(self.taken), SIZE)]
+        versions = self.buffered | (self.versions_taken if self.taken else {})
+        outcomes = {id_: stored(id_, version) for id_, version in versions.items()}
+        was_open, rules_now, version = self.made.is_open, self.made.rules, self.made.version
+        self.made = RollingScheduler(rules_now, Ledger(self.journal))
+        found = found_in(self.journal.events)
+        assert found.version == version
+        self.made.inherit(found, outcomes, running=set(self.running), served=self.served)
+        if order:
+            retaken = self.made.retake(order)
+            assert [outcome.ticket for outcome in retaken.outcomes] == self.taken
+        assert self.made.to_start == []
+        assert self.made.to_stop == []
+        if was_open:
+            self.made.open()
+        self.follow()
 
     # ---- what always holds -----------------------------------------------------------------------------------------
 

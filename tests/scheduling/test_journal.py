@@ -55,7 +55,7 @@ def test_books_of_a_run_that_was_killed_know_what_the_checkpoint_and_the_journal
     job = Job()
     with RunDirectory.create(tmp_path, "lake") as run:
         store = TrajectoryStore(run.path / "store" / "trajectories.log")
-        before = Books(job, run, None, None)
+        before = Books.of_sitting(job, run, None, None)
         before.scheduler.open()
         first = [ticket.id for ticket in started(before.scheduler)]
         store.put(trajectory("t0"))
@@ -69,7 +69,7 @@ def test_books_of_a_run_that_was_killed_know_what_the_checkpoint_and_the_journal
         store.put(trajectory("t2"))
         before.scheduler.lost(lost("t3"))
 
-        after = Books(job, run, checkpoint, copy)
+        after = Books.of_sitting(job, run, checkpoint, copy)
         balance = after.scheduler.ledger.balance()
         assert balance.holds
         # In the rerun group only the seven members beside t0 are admitted anew; the other groups run whole again.

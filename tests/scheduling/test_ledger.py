@@ -103,7 +103,7 @@ def test_the_journal_has_every_transition() -> None:
     ledger.lose("b", "env_failed", "the wheel came off")
     ledger.evict("c", "stale")
     assert journal.events == [
-        *(Event("admitted", [id_]) for id_ in "abcd"),
+        *(Event("admitted", [id_], group=0, task=0) for id_ in "abcd"),
         Event("stored", ["a"], 3),
         Event("trained", ["a"], 4),
         Event("lost", ["b"], reason="env_failed", detail="the wheel came off"),

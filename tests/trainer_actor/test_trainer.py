@@ -20,6 +20,7 @@ from actors.trainer.batches import BatchFiles
 from actors.trainer.dump import FORMAT, DumpFacts, read_dump
 from actors.trainer.dump import Manifest as DumpManifest
 from actors.trainer.messages import (
+    DescribeTrainer,
     Discard,
     GetWeights,
     RankReady,
@@ -33,6 +34,7 @@ from actors.trainer.messages import (
     Stored,
     Train,
     Trained,
+    TrainerState,
     Weights,
     Welcomed,
 )
@@ -211,6 +213,53 @@ def test_a_step_that_a_backend_refuses_keeps_its_trajectories(tmp_path: Path, mo
                 await made.ask(Train(0, [["t1", "t2"]]), Trained)
             made.ranks[0].refuses = False
             await made.ask(Train(0, [["t1", "t2"]]), Trained)
+
+    run(test())
+
+
+def test_an_order_for_a_step_that_is_given_again_is_carried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch) as made:
+            await made.put("t1", "t2", "t3")
+            made.ranks[0].gate.clear()
+            order = Train(0, [["t1", "t2"]])
+            first = asyncio.create_task(made.ask(order, Trained))
+            await until(lambda: made.ranks[0].calls)
+            state: TrainerState = await made.ask(DescribeTrainer(), TrainerState)
+            assert state.stepping == order
+            assert state.last is None
+            assert [kept.ticket for kept in state.kept] == ["t1", "t2", "t3"]
+            again = asyncio.create_task(made.ask(order, Trained))  # by a new leader, while the step is under way
+            await asyncio.sleep(0.05)
+            made.ranks[0].gate.set()
+            assert (await first).statistics == (await again).statistics
+            assert (await made.ask(order, Trained)).statistics == (await first).statistics  # and when it is done
+            assert made.ranks[0].calls == ["step 1"]
+            state = await made.ask(DescribeTrainer(), TrainerState)
+            assert state.stepping is None
+            assert state.last is not None
+            assert state.last.order == order
+            assert [kept.ticket for kept in state.last.kept] == ["t1", "t2"]
+            assert [kept.ticket for kept in state.kept] == ["t3"]
+
+    run(test())
+
+
+def test_what_is_known_of_a_stored_trajectory_can_be_had_without_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch) as made:
+            stored = trajectory("t1", reward=0.25)
+            await made.ask(Store(stored, {"steps": 3.0}), Stored)
+            state: TrainerState = await made.ask(DescribeTrainer(), TrainerState)
+            (kept,) = state.kept
+            assert (kept.ticket, kept.reward, kept.metrics) == ("t1", 0.25, {"steps": 3.0})
+            assert kept.initiating_version == stored.initiating_version
+            assert kept.sampled_tokens == stored.sampled_tokens
+            assert state.weights is not None
 
     run(test())
 

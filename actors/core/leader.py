@@ -1,0 +1,75 @@
+"""Who leads, wherever that is now: for actors that outlive the one they report to.
+
+Invariant: what is asked of the leader is asked of one at a time. Where a leader that is gone may or may not have heard
+it, its successor is asked again, so whoever handles such an ask must be able to hear it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors.core.ref import Ref
+from bus.message import DeadlineExceeded, NoSuchActor, PeerLost
+
+if TYPE_CHECKING:
+    from actors.core.exchange import Exchange
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+AGAIN_S = 0.1
+"""Before a leader is asked again that has not begun to listen."""
+
+
+class Leader:
+    """See the module docstring. ``follow`` says who it is from now on."""
+
+    def __init__(self, ref: Ref, *, patience_s: float = 0.0) -> None:
+        """``patience_s``: how much longer than its own time an ask may wait for a successor; with 0 there is none, and
+        an ask of a leader that is gone fails at once."""
+        self._ref = ref
+        self._patience_s = patience_s
+        self._followed = asyncio.Event()
+
+    @property
+    def ref(self) -> Ref:
+        return self._ref
+
+    def follow(self, ref: Ref) -> None:
+        self._ref = ref
+        self._followed.set()
+
+    def tell(self, node: Exchange, message: Any) -> None:
+        """At most once, to whoever leads now."""
+        node.tell(self._ref, message)
+
+    async def ask(
+        self, node: Exchange, message: Any, reply: type[T], *, timeout_s: float, retries: int = 0, about: str = ""
+    ) -> T:
+        """Raises what the last leader's ``ask`` raised."""
+        until = node.loop.time() + timeout_s + self._patience_s
+        while True:
+            to = self._ref
+            self._followed.clear()
+            try:
+                return await node.ask(to, message, reply, timeout_s=timeout_s, retries=retries, about=about)
+            except (PeerLost, NoSuchActor, DeadlineExceeded) as error:
+                left_s = until - node.loop.time()
+                if self._patience_s == 0 or left_s <= 0:
+                    raise
+                log.info("%s is said again, to whoever leads next: %s", about or type(message).__name__, error)
+                # A successor that is known but does not listen yet is asked again soon.
+                await self._another(to, min(left_s, AGAIN_S) if isinstance(error, NoSuchActor) else left_s)
+                if self._ref == to and not isinstance(error, NoSuchActor):
+                    raise
+
+    async def _another(self, than: Ref, within_s: float) -> None:
+        if self._ref != than:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                await self._followed.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,97 @@
+"""A role's side of leadership: whom its node follows, and what it tells a new leader.
+
+    joins -> FOLLOWS --the leader is silent--> ORPHANED --a new one says Follow--> FOLLOWS
+                |                                  |
+                +-- RunOver --> the end            +-- nobody has, within the time --> the end
+
+Invariant: a node follows the newest leader that it has heard of (an older one's words are refused by the bus), and
+ends by name where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from actors.core import Actor, Ref, handler
+from actors.core.leader import Leader
+from actors.telemetry import SpansTaken
+from bus.message import NodeAddress
+from coordinator.messages import Announce, Follow, Following, Join, RoleFailed, RunOver
+
+log = logging.getLogger(__name__)
+
+NOBODY = Ref(NodeAddress("nobody", "", "", 0), "nobody")
+"""Followed by a node that has not joined yet."""
+
+
+class Allegiance(Actor):
+    """See the module docstring. ``end`` is told why the node is to end."""
+
+    def __init__(self, end: Callable[[str], None]) -> None:
+        self._end = end
+        self.leader = Leader(NOBODY)
+        self._join: Join | None = None
+        self._announced: list[Announce] = []
+        self._failures: list[RoleFailed] = []
+        self._silence_s = 0.0
+        self._takeover_s = 0.0
+        self._orphaned: asyncio.TimerHandle | None = None
+        self._watched = NOBODY
+
+    async def on_stop(self) -> None:
+        if self._orphaned is not None:
+            self._orphaned.cancel()
+
+    def joined(self, join: Join, leader: Ref, *, silence_s: float, takeover_s: float) -> Leader:
+        """The node takes part: returns whom it follows, from now on."""
+        self._join, self._silence_s, self._takeover_s = join, silence_s, takeover_s
+        self.leader = Leader(leader, patience_s=takeover_s)
+        self._watch(leader)
+        return self.leader
+
+    def announces(self, announce: Announce) -> None:
+        """To be said to every leader."""
+        self._announced.append(announce)
+
+    def fails(self, failure: RoleFailed) -> None:
+        """A role cannot go on: whoever leads, or leads next, is told."""
+        self._failures.append(failure)
+        self.leader.tell(self.node, failure)
+
+    @handler(urgent=True)
+    async def follow(self, message: Follow) -> Following:
+        """Raises ``ValueError`` where this node has not joined yet: it finds the leader by itself."""
+        if self._join is None:
+            raise ValueError(f"node {self.node.address.name} has not joined yet")
+        leader = message.leader
+        if leader != self._watched:
+            self._watch(leader)
+        if message.begun and leader != self.leader.ref:
+            log.warning("node %s leads from now on (epoch %d)", leader.node.name, leader.node.epoch)
+            self.leader.follow(leader)
+            for failure in self._failures:
+                self.leader.tell(self.node, failure)
+        return Following(self._join, list(self._announced))
+
+    @handler
+    async def run_over(self, message: RunOver) -> None:
+        self._end(message.outcome)
+
+    @handler
+    async def spans(self, message: SpansTaken) -> None:
+        """From this node and its children: they need not know who leads."""
+        self.leader.tell(self.node, message)
+
+    def _watch(self, leader: Ref) -> None:
+        if self._orphaned is not None:
+            self._orphaned.cancel()
+            self._orphaned = None
+        self._watched = leader
+        self.node.watch(leader.node, silence_s=self._silence_s, on_lost=self._leaderless)
+
+    def _leaderless(self, why: str) -> None:
+        log.warning("lost the coordinator (%s): waiting %g s for another one to lead", why, self._takeover_s)
+        text = f"lost the coordinator: {why}; no other one led within {self._takeover_s:g} s"
+        self._orphaned = asyncio.get_running_loop().call_later(self._takeover_s, self._end, text)

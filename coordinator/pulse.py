@@ -1,0 +1,75 @@
+"""Proof that a leader's process is gone, without waiting for its session's end: the kernel closes its sockets.
+
+A leader listens on a port on which nothing is ever said; whoever stands by holds a connection to it. When that ends,
+and a new one is refused by the leader's own machine, no process is left that could lead. Nothing else counts: a process
+that is stopped or starved keeps its connections, a machine or network that is gone refuses nothing. There the session
+decides.
+
+Invariant: who never had a connection never takes a refusal for a proof (a firewall refuses, too).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+MOST_CONNECTIONS = 64
+CONNECT_S = 5.0
+AGAIN_S = 0.2
+"""Between two attempts to find out."""
+
+
+@asynccontextmanager
+async def pulse(host: str) -> AsyncIterator[str]:
+    """Listens while the block runs; yields where, as ``host:port``. Raises ``OSError``."""
+    held: set[asyncio.StreamWriter] = set()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(held) >= MOST_CONNECTIONS:
+            writer.close()
+            return
+        held.add(writer)
+        try:
+            with suppress(ConnectionError):
+                await reader.read(1)  # nothing comes until the other side ends
+        finally:
+            held.discard(writer)
+            writer.close()
+
+    server = await asyncio.start_server(hold, host, 0)
+    try:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in list(held):
+            writer.close()
+
+
+async def until_gone(address: str) -> None:
+    """Returns once it is proven that nobody listens there any more; where there can be no proof, never."""
+    host, _, port = address.rpartition(":")
+    connected = False
+    while True:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            if connected:
+                return
+        except (OSError, TimeoutError):
+            connected = False  # whatever answers there next may be something else
+        else:
+            connected = True
+            await _until_closed(reader, writer)
+            continue  # ask at once whether it is there
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        with suppress(ConnectionError):
+            while await reader.read(64):
+                pass
+    finally:
+        writer.close()

@@ -1,0 +1,175 @@
+"""How a new leader takes over a run that another process led, while the roles live on.
+
+    elected -> node (its epoch is the leader's) -> Follow to every node of the run: from then on they refuse the old one
+            -> what runs (env hosts), what is stored and trained on (trainer), what is served (proxy)
+            -> the journal, which is nobody else's any more -> scheduler -> leads
+
+Invariant: nothing is read that the old leader could still change: whoever could obey it has heard of the new one first,
+and the files of records are the new one's own (``RunDirectory.take_over``).
+
+What the old leader had admitted goes on where it is: tickets that an env host has stay there, stored ones stay stored,
+and those that neither has (their order was never sent, or the host is gone) are started again. A step that was under
+way is asked for again by the same words, to which the trainer answers with what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from actors.core import Node, Ref
+from actors.env.messages import GetTickets, Outcome, TicketsHere
+from actors.proxy.messages import DescribeProxy, ProxyState
+from actors.trainer.messages import DescribeTrainer, Kept, Train, TrainerState, Weights
+from bus.message import BusError, NodeAddress
+from coordinator.coordinator import MEMBER
+from coordinator.facts import Facts
+from coordinator.leadership import Term
+from coordinator.messages import ROLES, Follow, Following, Role
+from coordinator.metadata.protocol import MetadataStore
+from coordinator.scheduling.rolling import RollingScheduler, Taken
+from coordinator.scheduling.succession import Found, JournalReader
+
+log = logging.getLogger(__name__)
+
+FOLLOW_S = 2.0
+"""How long a new leader waits for the nodes of its run; one that is later is as good as lost."""
+ASK_S = 5.0
+BEGUN_S = 60.0
+BEGUN_RETRIES = 10
+
+
+class Followers(msgspec.Struct, frozen=True):
+    """The nodes that follow, and the actors of their roles."""
+
+    nodes: list[Following]
+
+    def of(self, role: Role) -> list[Ref]:
+        return [each.ref for node in self.nodes for each in node.announced if each.role == role]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every role is there; if not, the run has not begun, or cannot go on."""
+        return all(self.of(role) for role in ROLES)
+
+
+class Led:
+    """What a leading process has: its session, its term and, where it took over, its node and who follows."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        term: Term,
+        pulse: str,
+        *,
+        node: Node | None = None,
+        followers: Followers | None = None,
+        journal: JournalReader | None = None,
+    ) -> None:
+        """``pulse``: see ``coordinator.pulse``. ``journal``: the old leader's."""
+        self.journal = journal
+        self.pulse = pulse
+        self.store = store
+        self.term = term
+        self.node = node
+        self.followers = followers
+
+
+class Legacy(msgspec.Struct, frozen=True):
+    """What the parts of a run say of it."""
+
+    trainer: TrainerState
+    hosts: dict[str, list[str]]  # names of env hosts' nodes -> the tickets that they have
+    served: int  # by every engine that serves; -1 where none does
+
+    @property
+    def tickets(self) -> set[str]:
+        return {ticket for tickets in self.hosts.values() for ticket in tickets}
+
+
+class Resumption(msgspec.Struct, frozen=True):
+    """What is left for the pipeline to do first."""
+
+    weights: Weights
+    order: Train | None  # for the step that is under way, or done without the old leader's knowing
+    taken: Taken | None  # its batch
+    served: int
+
+
+async def gather_followers(node: Node, facts: Facts, leader: Ref) -> Followers:
+    """Let every node of the run follow. Raises ``StoreError``."""
+    addresses = await facts.addresses()
+    others = [address for address in addresses if address.name != node.address.name]
+    answers = await asyncio.gather(*(_follows(node, address, leader) for address in others))
+    for address, answer in zip(others, answers, strict=True):
+        if answer is None:
+            await facts.left(address.name)
+    return Followers([answer for answer in answers if answer is not None])
+
+
+async def _follows(node: Node, address: NodeAddress, leader: Ref) -> Following | None:
+    try:
+        return await node.ask(Ref(address, MEMBER), Follow(leader), Following, timeout_s=FOLLOW_S, retries=1)
+    except BusError as error:
+        log.warning("node %s does not follow: %s", address.name, error)
+        return None
+
+
+async def tell_begun(node: Node, address: NodeAddress, leader: Ref) -> None:
+    """Let a node that follows report from now on."""
+    order = Follow(leader, begun=True)
+    try:
+        await node.ask(Ref(address, MEMBER), order, Following, timeout_s=BEGUN_S, retries=BEGUN_RETRIES)
+    except BusError as error:  # the watch over the node has the last word
+        log.warning("node %s does not know that it is led: %s", address.name, error)
+
+
+async def gather_legacy(node: Node, followers: Followers) -> Legacy:
+    """Raises ``BusError`` where a part of the run does not answer."""
+    hosts = followers.of("env")
+    here, (trainer, proxy) = await asyncio.gather(
+        asyncio.gather(*(node.ask(host, GetTickets(), TicketsHere, timeout_s=ASK_S) for host in hosts)),
+        asyncio.gather(
+            node.ask(followers.of("trainer")[0], DescribeTrainer(), TrainerState, timeout_s=ASK_S),
+            node.ask(followers.of("proxy")[0], DescribeProxy(), ProxyState, timeout_s=ASK_S),
+        ),
+    )
+    versions = [engine.version for engine in proxy.engines if engine.state in ("serving", "suspended")]
+    tickets = {host.node.name: [each.id for each in held.tickets] for host, held in zip(hosts, here, strict=True)}
+    return Legacy(trainer, tickets, min((-1 if each is None else each for each in versions), default=-1))
+
+
+def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resumption | None:
+    """Bring a fresh scheduler to where the run is. None where the trainer has no weights yet."""
+    trainer = legacy.trainer
+    if trainer.weights is None:
+        return None
+    kept = {each.ticket: _outcome(each) for each in trainer.kept}
+    last = trainer.last
+    order = trainer.stepping
+    if last is not None and last.order.version == found.version:  # done, but not in the journal
+        order = last.order
+        kept |= {each.ticket: _outcome(each) for each in last.kept}
+    scheduler.inherit(found, kept, running=legacy.tickets | kept.keys(), served=legacy.served)
+    taken = None if order is None else scheduler.retake(order.groups)
+    for each in trainer.kept:
+        if each.ticket not in legacy.tickets:  # a host that has it will say so itself; else the host is gone
+            scheduler.stored(kept[each.ticket])
+    return Resumption(trainer.weights, order, taken, legacy.served)
+
+
+def _outcome(kept: Kept) -> Outcome:
+    return Outcome(
+        ticket=kept.ticket,
+        state="stored",
+        initiating_version=kept.initiating_version,
+        reward=kept.reward,
+        env_return=kept.env_return,
+        success=kept.success,
+        turns=kept.turns,
+        sampled_tokens=kept.sampled_tokens,
+        transcript=kept.transcript,
+        metrics=kept.metrics,
+    )
