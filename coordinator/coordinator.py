@@ -138,6 +138,9 @@ class Coordinator(TicketHandlers):
     @handler
     async def join(self, message: Join) -> Welcome:
         name = message.node.name
+        before = self._joins.get(name)
+        if before is not None and before.node != message.node:
+            self._node_restarted(before)
         self._joins[name] = message
         self._joined(message)
         if name != self.node.address.name:
@@ -150,12 +153,25 @@ class Coordinator(TicketHandlers):
         hosts = [ref.node.name for ref in self.dispatcher.hosts.refs()]
         if name in hosts and set(hosts) != {name}:  # env hosts are interchangeable
             log.error("node %s (%s): %s; its trajectories run again elsewhere", name, roles, why)
-            tickets = self.dispatcher.hosts.leave(name)
-            self.dispatcher.hosts_changed()
-            for ticket in tickets:
-                self.ended(Outcome(ticket, "lost", "env_host_lost"))
+            self._host_left(name)
             return
         self._failed(BusError(f"node {name} ({roles}) is lost: {why}"))
+
+    def _node_restarted(self, before: Join) -> None:
+        """It joins again before anybody has missed it: what ran there is gone. Only env hosts can be had back."""
+        name = before.node.name
+        if before.roles != ["env"]:
+            roles = ", ".join(before.roles)
+            self._failed(BusError(f"node {name} ({roles}) has restarted: what its roles held is lost"))
+            return
+        log.error("node %s (env) has restarted; its trajectories run again", name)
+        self._host_left(name)
+
+    def _host_left(self, name: str) -> None:
+        tickets = self.dispatcher.hosts.leave(name)
+        self.dispatcher.hosts_changed()
+        for ticket in tickets:
+            self.ended(Outcome(ticket, "lost", "env_host_lost"))
 
     @handler
     async def announce(self, message: Announce) -> Announced:

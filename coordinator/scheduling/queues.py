@@ -10,9 +10,9 @@ Invariants:
   that the elastic level is never starved: it gets at least one take in ``BURST`` + 1. Within a level: ``fairness``;
 - no ticket waits longer than the time to live while time counts (it does not while nothing can be started): it is
   named by ``expired``. An evaluation's tickets have no bound but the evaluation's own;
-- when fewer may wait than do, ``overfull`` names whom to evict: the least recently used group, those first of which no
-  member has been started, because nothing is lost with them. A group is used when one of its tickets begins to wait,
-  is started or ends.
+- when far fewer may wait than do (``SURPLUS``; the rate of starts goes up and down by itself), ``overfull`` names whom
+  to evict: the least recently used group, those first of which no member has been started, because nothing is lost with
+  them. A group is used when one of its tickets begins to wait, is started or ends.
 
 Time is handed in. Every operation but ``position`` takes time that does not grow with how many wait (but for a
 logarithm).
@@ -40,6 +40,8 @@ TARGET_WAIT_S = 60.0
 """As many tickets may wait as are started in this time..."""
 LEAST_ROUNDS = 2
 """...but always as many as there are places, this many times: places must never be free for want of tickets."""
+SURPLUS = 2.0
+"""So many times as many as may wait are too many: some are evicted. Below that it is enough to admit no more."""
 MEMORY_S = 60.0
 """The rate of starts is an average over about this long."""
 
@@ -179,8 +181,9 @@ class LevelQueues:
         return None
 
     def overfull(self) -> str | None:
-        """A ticket of the group to evict, if more wait than may: never of the last one."""
-        if len(self._queues["elastic"]) <= self.elastic.capacity or len(self._fresh) + len(self._begun) < 2:
+        """A ticket of the group to evict, if far more wait than may: never of the last one."""
+        most = SURPLUS * self.elastic.capacity
+        if len(self._queues["elastic"]) <= most or len(self._fresh) + len(self._begun) < 2:
             return None
         least = next(iter((self._fresh or self._begun).values()))
         return min(least)

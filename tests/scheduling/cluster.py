@@ -46,8 +46,9 @@ class PretendHost(Actor):
 
     def __init__(self, coordinator: Ref, places: int, script: Callable[[Ticket], tuple[float, str]]) -> None:
         self._coordinator = coordinator
+        self.places = places
+        self.script = script
         self._free = asyncio.Semaphore(places)
-        self._script = script
         self._learner = LearnerVersion(0, 1_000_000)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: dict[str, str] = {}
@@ -97,7 +98,7 @@ class PretendHost(Actor):
                 self.states[ticket.id] = "engine"
                 self.started.append(ticket.id)
                 began = self.served
-                seconds, end = self._script(ticket)
+                seconds, end = self.script(ticket)
                 await asyncio.sleep(seconds)
             self.states[ticket.id] = "reward"
             self.node.tell(self._coordinator, LeftPlaces([ticket.id]))
@@ -169,6 +170,12 @@ class Cluster:
         del self.hosts[name]
         self._transports.pop(name).crash()
         await self._nodes.pop(name).close()
+
+    async def restart_host(self, name: str) -> None:
+        """Killed, and started again before anybody has noticed."""
+        host = self.hosts[name]
+        await self.kill_host(name)
+        await self.add_host(name, host.places, host.script)
 
     async def cut_off(self, name: str, seconds: float = 60.0) -> None:
         """Nothing gets to it or from it for so long that it is given up; then it is heard again, and ends."""

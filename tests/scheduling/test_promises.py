@@ -33,7 +33,7 @@ BY_THEN_S = 20_000.0
 each, half of them lost and a host found dead after 20 s, a version takes some 20 minutes.)"""
 TRAIN_S = 5.0
 
-Fault = Literal["kill", "cut off", "join", "drain", "fill", "abort", "weights"]
+Fault = Literal["kill", "restart", "cut off", "join", "drain", "fill", "abort", "weights"]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ PLANS = st.builds(
     faults=st.lists(
         st.tuples(
             st.floats(1.0, 400.0),
-            st.sampled_from(["kill", "cut off", "join", "drain", "fill", "abort", "weights"]),
+            st.sampled_from(["kill", "restart", "cut off", "join", "drain", "fill", "abort", "weights"]),
         ),
         max_size=8,
     ),
@@ -153,6 +153,8 @@ async def trouble(made: Cluster, plan: Plan, script: Callable[..., tuple[float, 
             await made.kill_host(name)
         elif fault == "cut off" and len(names) > 1:
             await made.cut_off(name)
+        elif fault == "restart":
+            await made.restart_host(name)
         elif fault == "join":
             await made.add_host(f"late-{number}", chance.randint(1, 4), script)
         elif fault in ("drain", "fill"):
@@ -217,7 +219,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-@_settings(12)
+@_settings(20)
 @given(PLANS)
 def test_the_promises_hold_whatever_happens(plan: Plan) -> None:
     run(one_run(plan), seed=plan.seed)
