@@ -6,8 +6,9 @@ at most one torn one. A reader leaves the torn line out, the next writer cuts it
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -77,23 +78,33 @@ class Lines(msgspec.Struct, Generic[T], frozen=True):
 
 def read_lines(path: Path, decode: Callable[[bytes], T]) -> Lines[T]:
     """All records of a file; a missing file has none. ``decode`` raises ``msgspec.MsgspecError`` for a bad line."""
-    records: list[T] = []
-    unreadable = 0
+    bad = itertools.count()
+    records = list(each_line(path, decode, lambda: next(bad)))
+    return Lines(records, next(bad))
+
+
+def each_line(path: Path, decode: Callable[[bytes], T], unreadable: Callable[[], object]) -> Iterator[T]:
+    """One record after the other, in the memory of one; ``unreadable`` is called for each line that is none. See
+    ``read_lines``."""
     for line in whole_lines(path):
         try:
-            records.append(decode(line))
+            record = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            unreadable += 1
-    return Lines(records, unreadable)
+            unreadable()
+        else:
+            yield record
 
 
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that end in a newline, without it; empty for a missing file."""
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file that end in a newline, without it; none for a missing file."""
     try:
-        data = path.read_bytes()
+        file = path.open("rb")
     except FileNotFoundError:
-        return []
-    return data.split(b"\n")[:-1]
+        return
+    with file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]
 
 
 def cut_torn_line(descriptor: int, block: int = 1 << 16) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from actors.telemetry import Span
 from coordinator.job import Job
+from coordinator.observe.history import read_history
 from coordinator.observe.lines import LineWriter
 from coordinator.observe.records import MetricRecord, SampleRecord
-from coordinator.observe.report import read_history, write_report
+from coordinator.observe.report import write_report
 from coordinator.observe.rundir import RunDirectory
 from tests.observe.samples import evaluation, sample, step
 
