@@ -200,6 +200,7 @@ class Cell:
         finally:
             took_s = self._now() - began
             self.metrics.latency[bisect_left(BOUNDS_S, took_s)] += 1
+            self.metrics.took_s += took_s
             if took_s > SLOW_S:
                 self._check_slow()
             envelope.task = None
@@ -235,6 +236,7 @@ class Cell:
             dead_letters=metrics.dead_letters,
             handling=metrics.handling.method if metrics.handling else "",
             handling_s=self._now() - metrics.since if metrics.handling else 0.0,
+            took_s=metrics.took_s,
         )
 
     # ---- failures ------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class Liveness:
     def __init__(self, courier: Courier, background: Callable[[Awaitable[None]], asyncio.Task[Any]]) -> None:
         self._courier = courier
         self._background = background
-        self._named: dict[str, asyncio.Task[Any]] = {}
+        self._named: dict[str, tuple[NodeAddress, asyncio.Task[Any]]] = {}
         self._held: dict[NodeAddress, asyncio.Task[Any]] = {}
         self._holders: Counter[NodeAddress] = Counter()
 
@@ -40,13 +40,17 @@ class Liveness:
             self._named.pop(peer.name, None)
             on_lost(why)
 
-        self._named[peer.name] = self._background(self._watch(peer, silence_s, lost))
+        self._named[peer.name] = peer, self._background(self._watch(peer, silence_s, lost))
 
     def unwatch(self, name: str) -> None:
         """No longer ping a peer for ``watch``."""
-        task = self._named.pop(name, None)
-        if task is not None:
-            task.cancel()
+        watched = self._named.pop(name, None)
+        if watched is not None:
+            watched[1].cancel()
+
+    def watched(self) -> list[NodeAddress]:
+        """Whom ``watch`` is told of at the moment."""
+        return [peer for peer, _ in self._named.values()]
 
     def hold(self, peer: NodeAddress) -> None:
         """Watch an incarnation until it is released as often as it was held; its loss is the courier's to tell."""

@@ -45,6 +45,7 @@ class ActorDescription(msgspec.Struct, frozen=True):
     dead_letters: int
     handling: str  # the handler that holds the actor's turn, "" for none
     handling_s: float
+    took_s: float = 0.0  # all handlers together; what ``latency`` counts, summed
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -58,6 +59,7 @@ class Description(msgspec.Struct, frozen=True):
     actors: dict[str, ActorDescription]
     dead_letters: list[DeadLetter]  # newest first
     objects: dict[str, int] = {}  # those it has put, and what they take; "borrowed", "mapped": of other nodes
+    watched: list[NodeAddress] = []  # nodes whose silence it would notice: a parent's children are among them
 
 
 class DescribeNode(Message[Description], frozen=True):
@@ -67,11 +69,12 @@ class DescribeNode(Message[Description], frozen=True):
 class Metrics:
     """One actor's."""
 
-    __slots__ = ("_warned", "cancelled", "dead_letters", "failures", "handling", "lanes", "latency", "since")
+    __slots__ = ("_warned", "cancelled", "dead_letters", "failures", "handling", "lanes", "latency", "since", "took_s")
 
     def __init__(self) -> None:
         self.lanes = [0] * len(LANES)
         self.latency = [0] * (len(BOUNDS_S) + 1)
+        self.took_s = 0.0
         self.failures = 0
         self.cancelled = 0
         self.dead_letters = 0

@@ -294,6 +294,7 @@ class Node(Exchange, Keeper):
             actors={name: cell.describe() for name, cell in self._cells.items() if name != NODE_ACTOR},
             dead_letters=self.dead_letters(),
             objects=self._objects.describe(),
+            watched=self._liveness.watched(),
         )
 
     def describe(self) -> dict[str, Any]:
