@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
 import numpy as np
 
-from actors.env.messages import LearnerVersion, Outcome, RunningTrajectory, Ticket
+from actors.env.messages import Followed, LearnerVersion, Outcome, RunningTrajectory, Ticket
 from actors.env.recorder import TrajectoryRecorder
 from actors.trajectory import Trajectory
+
+FOLLOWED_AT_LEAST_EVERY_S = 5.0
+"""Who follows a trajectory hears of it this often though nothing happens."""
 
 
 class Lost(Exception):
@@ -29,7 +34,7 @@ class Episode:
         temperature = ticket.temperature or 1.0  # greedy evaluation records log-probabilities at temperature 1
         self.ticket = ticket
         self.recorder = TrajectoryRecorder(ticket.id, ticket.group, ticket.task, temperature)
-        self.state = "place"
+        self._state = "place"
         self.env_return = 0.0
         self.success = False
         self.metrics: dict[str, float] = {}
@@ -38,6 +43,43 @@ class Episode:
         self.stop_reason: str | None = None
         self.interrupt: Callable[[], object] | None = None  # ends what it waits for now
         self._started = now
+        self._ended: Outcome | None = None
+        self._followers: set[asyncio.Event] = set()
+
+    @property
+    def state(self) -> str:
+        """What it waits for."""
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._state = state
+        self._tell_followers()
+
+    def end(self, outcome: Outcome) -> None:
+        """Nothing more will happen."""
+        self._ended = outcome
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        for news in self._followers:
+            news.set()
+
+    async def follow(self) -> AsyncGenerator[Followed, None]:
+        """What it does, from now to its end; who reads slowly is told several things at once."""
+        news, told = asyncio.Event(), 0
+        self._followers.add(news)
+        try:
+            while True:
+                news.clear()
+                said = self.recorder.transcript[told:]
+                told += len(said)
+                yield Followed(self.describe(), said, self._ended)
+                if self._ended is not None:
+                    return
+                await _within(news, FOLLOWED_AT_LEAST_EVERY_S)
+        finally:
+            self._followers.discard(news)
 
     def took(self, tokens: np.ndarray) -> None:
         """Note what an engine sampled."""
@@ -105,3 +147,9 @@ class Episode:
             self.state,
             time.monotonic() - self._started,
         )
+
+
+async def _within(news: asyncio.Event, limit_s: float) -> None:
+    """Wait for news, but no longer than that."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(news.wait(), limit_s)

@@ -18,6 +18,8 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -30,6 +32,8 @@ from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
     EnvState,
+    Followed,
+    FollowTrajectory,
     GetTickets,
     LearnerVersion,
     LeftPlaces,
@@ -114,6 +118,7 @@ class EnvHost(Actor):
         self._tickets: dict[str, Ticket] = {}  # of the tasks
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._heard: dict[str, float] = {}  # worker -> when it last answered
+        self._began = asyncio.Event()
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
         self._counters: Counter[str] = Counter()
         self._more_wait = False
@@ -138,6 +143,7 @@ class EnvHost(Actor):
             episode = self._episodes[ticket.id] = Episode(ticket, time.monotonic())
             self._tickets[ticket.id] = ticket
             self._tasks[ticket.id] = asyncio.create_task(self._manage(episode), name=f"trajectory {ticket.id}")
+            self._began.set()
         return Noted()
 
     @handler
@@ -175,6 +181,24 @@ class EnvHost(Actor):
     async def describe(self, message: DescribeEnv) -> EnvState:
         return EnvState([episode.describe() for episode in self._episodes.values()], dict(self._counters))
 
+    @handler
+    async def follow(self, message: FollowTrajectory) -> AsyncIterator[Followed]:
+        """Raises ``ValueError`` for a trajectory that does not run here."""
+        episode = self._episodes.get(message.ticket) if message.ticket else await self._youngest()
+        if episode is None:
+            raise ValueError(f"trajectory {message.ticket} does not run here any more, or not yet")
+        async with aclosing(episode.follow()) as steps:
+            async for step in steps:
+                yield step
+
+    async def _youngest(self) -> Episode:
+        """The one that began last, if need be once one begins."""
+        while not self._episodes:
+            self._began.clear()
+            await self._began.wait()
+        episodes = list(self._episodes.values())
+        return next((episode for episode in reversed(episodes) if episode.state != "place"), episodes[-1])
+
     # ---- one trajectory ------------------------------------------------------------------------------------------
 
     async def _manage(self, episode: Episode) -> None:
@@ -208,6 +232,7 @@ class EnvHost(Actor):
             outcome = self._lost(episode, Lost("internal_error", repr(error)))
         finally:
             del self._episodes[ticket.id]
+        episode.end(outcome)
         self._counters[f"lost_{outcome.reason}" if outcome.state == "lost" else outcome.state] += 1
         return outcome
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from actors.core.typed import Message
 from actors.env.protocol import Observation, Step
 from actors.trajectory import Trajectory
 
@@ -109,6 +110,24 @@ class Outcome(msgspec.Struct, frozen=True):
     sampled_tokens: int = 0
     transcript: list[tuple[str, str]] = []
     metrics: dict[str, float] = {}  # the environment's own, summed over the episode
+
+
+# ---- to whoever follows a trajectory --------------------------------------------------------------------------------
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What a trajectory does now, what was said since the last of these, and in the last one how it ended."""
+
+    now: RunningTrajectory
+    said: list[tuple[str, str]]  # ("observation" | "action", text)
+    outcome: Outcome | None = None
+
+
+class FollowTrajectory(Message[Followed], frozen=True):
+    """To an env host: a stream, from where the trajectory is to its end. Without a ticket: of the one that began last,
+    or begins next."""
+
+    ticket: str = ""
 
 
 # ---- to an environment worker ---------------------------------------------------------------------------------------

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
 from actors.env import manager as manager_module
-from actors.env.messages import LearnerVersion, Stop
+from actors.env.messages import Followed, FollowTrajectory, LearnerVersion, Stop
 from actors.env.recorder import check_trajectory
 from actors.env.urgency import is_urgent, turns_left
 from tests.env_manager.support import RIGHT, World, world
@@ -27,6 +28,10 @@ async def is_at_rest(made: World) -> None:
     await until(lambda: set(made.worker.closed) >= set(made.worker.steps))
     state = await made.describe()
     assert state.running == []
+
+
+async def followed(made: World, ticket: str) -> list[Followed]:
+    return [step async for step in made.node.stream(made.host, FollowTrajectory(ticket), timeout_s=10)]
 
 
 # ---- a trajectory --------------------------------------------------------------------------------------------------
@@ -51,6 +56,44 @@ def test_a_trajectory_is_played_scored_and_stored() -> None:
             assert made.proxy.ended == ["t1"]
             await is_at_rest(made)
             assert (await made.describe()).counters == {"stored": 1}
+
+    run(test())
+
+
+def test_who_follows_a_trajectory_hears_all_that_is_said_and_how_it_ends() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.start("t1")
+            steps = await followed(made, "t1")
+            (outcome,) = made.outcomes
+            assert [entry for step in steps for entry in step.said] == outcome.transcript
+            assert [step.outcome for step in steps[:-1]] == [None] * (len(steps) - 1)
+            assert steps[-1].outcome == outcome
+            assert {"engine", "environment"} <= {step.now.state for step in steps}
+            turns = [step.now.turns for step in steps]
+            assert (turns, turns[-1]) == (sorted(turns), 3)
+
+    run(test())
+
+
+def test_without_a_ticket_the_next_trajectory_that_begins_is_followed() -> None:
+    async def test() -> None:
+        async with world() as made:
+            following = asyncio.create_task(followed(made, ""))
+            await settle()
+            made.start("t7")
+            steps = await following
+            assert {step.now.ticket for step in steps} == {"t7"}
+            assert steps[-1].outcome is not None
+
+    run(test())
+
+
+def test_a_trajectory_that_does_not_run_cannot_be_followed() -> None:
+    async def test() -> None:
+        async with world() as made:
+            with pytest.raises(ValueError, match="trajectory t9 does not run here"):
+                await followed(made, "t9")
 
     run(test())
 
