@@ -63,6 +63,11 @@ def digest(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def canary_difference(manifest: Manifest, receipt: Receipt) -> float:
+    """By how many nats the canary's log-probabilities are off, at most; both must be of one length."""
+    return float(np.abs(receipt.canary_logprobs - manifest.canary_logprobs).max())
+
+
 def verify(manifest: Manifest, receipt: Receipt) -> None:
     """Accept the receipt or raise ``ReceiptRefused``."""
     where = f"engine {receipt.engine}, version {manifest.version}"
@@ -82,7 +87,7 @@ def verify(manifest: Manifest, receipt: Receipt) -> None:
             f"{where}: the canary has {receipt.canary_logprobs.shape} log-probabilities, "
             f"expected {manifest.canary_logprobs.shape}"
         )
-    difference = float(np.abs(receipt.canary_logprobs - manifest.canary_logprobs).max())
+    difference = canary_difference(manifest, receipt)
     tolerance = CANARY_TOLERANCE[manifest.dtype]
     if not difference <= tolerance:  # written so that NaN is refused
         raise ReceiptRefused(

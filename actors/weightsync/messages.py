@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from actors.core.ref import Ref
+from actors.core.typed import Message
 from actors.weightsync.manifest import Manifest
 
 
@@ -51,3 +52,33 @@ class EngineJoined(msgspec.Struct, frozen=True):
 class EngineLeft(msgspec.Struct, frozen=True):
     engine: str
     reason: str
+
+
+class ProvenVersion(msgspec.Struct, frozen=True):
+    """The last receipt of an engine that was accepted."""
+
+    engine: str
+    version: int
+    tensors: int  # whose digests were as published
+    bytes: int
+    canary_nats: float  # by how much its canary was off, at most
+    swap_s: float  # for how long the engine did not serve
+    age_s: float
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An engine that did not get a version, and why."""
+
+    engine: str
+    version: int
+    reason: str
+
+
+class WeightsState(msgspec.Struct, frozen=True):
+    ordered: int | None  # the version that all engines are brought to; None before the first
+    proven: list[ProvenVersion]  # of the engines that are there
+    refusals: list[Refusal]  # the newest
+
+
+class DescribeWeights(Message[WeightsState], frozen=True):
+    """To the weight-sync actor: which engine has proven what."""

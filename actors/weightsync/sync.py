@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -35,8 +36,17 @@ from actors.proxy.messages import (
     Update,
 )
 from actors.telemetry import Spans
-from actors.weightsync.manifest import Manifest, Receipt, ReceiptRefused, size_bytes, verify
-from actors.weightsync.messages import EngineJoined, EngineLeft, Publish, Published
+from actors.weightsync.manifest import Manifest, Receipt, ReceiptRefused, canary_difference, size_bytes, verify
+from actors.weightsync.messages import (
+    DescribeWeights,
+    EngineJoined,
+    EngineLeft,
+    ProvenVersion,
+    Publish,
+    Published,
+    Refusal,
+    WeightsState,
+)
 from bus.message import BusError
 
 T = TypeVar("T")
@@ -47,6 +57,7 @@ RETRY_AFTER_S = 0.5
 """By then the news has come if the engine is the reason."""
 STAGE_TIMEOUT_S = 300.0
 COMMAND_TIMEOUT_S = 300.0
+REFUSALS_KEPT = 20
 
 
 class EngineGone(RuntimeError):
@@ -61,6 +72,7 @@ class _Member:
         self.host = host
         self.lock = asyncio.Lock()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.proven: tuple[ProvenVersion, float] | None = None  # and when, by the monotonic clock
 
     def leave(self, reason: str) -> None:
         if not self.gone.done():
@@ -84,6 +96,17 @@ class WeightSync(Actor):
         self._spans = spans
         self._members: dict[str, _Member] = {}
         self._current: Publish | None = None
+        self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT)
+
+    @handler(urgent=True)
+    async def describe(self, message: DescribeWeights) -> WeightsState:
+        now = time.monotonic()
+        proven = [member.proven for member in self._members.values() if member.proven is not None]
+        return WeightsState(
+            ordered=None if self._current is None else self._current.manifest.version,
+            proven=[msgspec.structs.replace(version, age_s=now - at) for version, at in proven],
+            refusals=list(self._refusals),
+        )
 
     @handler(concurrent=True)
     async def joined(self, message: EngineJoined) -> None:
@@ -139,6 +162,7 @@ class WeightSync(Actor):
                 await self._remove(member, reason)
             if self._members.get(member.name) is member:
                 del self._members[member.name]
+            self._refusals.append(Refusal(member.name, order.manifest.version, reason))
             return _Brought(member.name, failure=reason)
 
     async def _remove(self, member: _Member, reason: str) -> None:
@@ -182,9 +206,12 @@ class WeightSync(Actor):
         start = time.time()
         await self._command(Suspend(member.name), about)
         done = await self._command(Update(member.name, version), about)
-        verify(order.manifest, _receipt(done, member.name))
+        receipt = _receipt(done, member.name)
+        verify(order.manifest, receipt)
         await self._command(Resume(member.name, version), about)
-        return time.time() - start
+        seconds = time.time() - start
+        member.proven = _proven(order.manifest, receipt, seconds), time.monotonic()
+        return seconds
 
     async def _command(self, command: Suspend | Update | Resume, about: str) -> Done:
         """Both answers of a proxy command; the second one is returned."""
@@ -202,6 +229,18 @@ def _receipt(done: Done, engine: str) -> Receipt:
     if done.receipt is None:
         raise ReceiptRefused(f"engine {engine} gave no receipt")
     return done.receipt
+
+
+def _proven(manifest: Manifest, receipt: Receipt, seconds: float) -> ProvenVersion:
+    return ProvenVersion(
+        engine=receipt.engine,
+        version=receipt.version,
+        tensors=len(receipt.digests),
+        bytes=_bytes_of(manifest),
+        canary_nats=canary_difference(manifest, receipt),
+        swap_s=seconds,
+        age_s=0.0,
+    )
 
 
 def _bytes_of(manifest: Manifest) -> int:

@@ -14,7 +14,7 @@ from actors.proxy.messages import Suspend
 from actors.telemetry import Spans
 from actors.weightsync import sync as sync_module
 from actors.weightsync.manifest import Manifest, TensorFact
-from actors.weightsync.messages import Publish, Published
+from actors.weightsync.messages import DescribeWeights, Publish, Published
 from actors.weightsync.sync import WeightSync
 from tests.proxy.support import World, world
 from tests.support.loops import run, settle, until
@@ -74,6 +74,24 @@ def test_every_engine_is_brought_to_the_version_and_then_serves() -> None:
             assert await world_.states() == {"e0": ("serving", 5), "e1": ("serving", 5)}
             for host in world_.made.hosts.values():
                 assert host.log == ["stage 5", "suspend", "update 5", "resume"]
+
+    run(test())
+
+
+def test_it_tells_what_every_engine_has_proven_and_who_was_refused() -> None:
+    async def test() -> None:
+        async with sync_world("e0", "e1") as world_:
+            before = await world_.made.node.ask(world_.weightsync, DescribeWeights(), timeout_s=5)
+            assert (before.ordered, before.proven, before.refusals) == (None, [], [])
+            world_.made.hosts["e1"].wrong_receipts = 2
+            await world_.publish(5)
+            state = await world_.made.node.ask(world_.weightsync, DescribeWeights(), timeout_s=5)
+            (proven,) = state.proven
+            assert (state.ordered, proven.engine, proven.version) == (5, "e0", 5)
+            assert (proven.tensors, proven.bytes, proven.canary_nats) == (2, 3 * 4 + 4 * 2, 0.0)
+            (refusal,) = state.refusals
+            assert (refusal.engine, refusal.version) == ("e1", 5)
+            assert "engine e1, version 5" in refusal.reason
 
     run(test())
 
