@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from coordinator.metadata.embedded import EmbeddedStore
+from coordinator.metadata.measured import MeasuredStore, Shard
 from coordinator.metadata.protocol import MetadataStore, StoreError
 from coordinator.metadata.sharded import ShardedStore
 from coordinator.metadata.spec import parse_spec
@@ -17,16 +18,22 @@ SESSION_TIMEOUT_S = 4.0
 
 
 async def open_store(
-    spec: str, *, directory: Path, timeout_s: float, session_timeout_s: float = SESSION_TIMEOUT_S
+    spec: str,
+    *,
+    directory: Path,
+    timeout_s: float,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
+    measure: list[Shard] | None = None,
 ) -> MetadataStore:
     """Open the store that ``spec`` names (``embedded`` lies in ``directory``); no call of it takes longer than
-    ``timeout_s``, and ZooKeeper servers end its session when they hear nothing for ``session_timeout_s``. Raises
-    ``ValueError`` for a spec that says nothing, ``StoreTimeout`` where no server answers, ``StoreError`` where the
-    store cannot be used."""
+    ``timeout_s``, and ZooKeeper servers end its session when they hear nothing for ``session_timeout_s``. ``measure``
+    gets an entry for each shard, which goes on counting its calls. Raises ``ValueError`` for a spec that says nothing,
+    ``StoreTimeout`` where no server answers, ``StoreError`` where the store cannot be used."""
     ensembles = parse_spec(spec)
     if not ensembles:
-        return await EmbeddedStore.open(directory, timeout_s=timeout_s)
-    stores = await _open_ensembles(ensembles, timeout_s, session_timeout_s)
+        return _measured(await EmbeddedStore.open(directory, timeout_s=timeout_s), spec, measure)
+    opened = await _open_ensembles(ensembles, timeout_s, session_timeout_s)
+    stores = [_measured(store, name, measure) for store, name in zip(opened, ensembles, strict=True)]
     if len(stores) == 1:
         return stores[0]
     try:
@@ -34,6 +41,13 @@ async def open_store(
     except BaseException:
         await _close_all(stores)
         raise
+
+
+def _measured(store: MetadataStore, name: str, measure: list[Shard] | None) -> MetadataStore:
+    if measure is None:
+        return store
+    measure.append(Shard(name))
+    return MeasuredStore(store, measure[-1])
 
 
 async def _open_ensembles(
