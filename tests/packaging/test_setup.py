@@ -228,6 +228,7 @@ def test_too_little_disk_is_one_clear_line(place: Place) -> None:
         ("compare", "coordinator.commands.compare"),
         ("play", "coordinator.commands.play"),
         ("admin", "coordinator.commands.admin"),
+        ("support-bundle", "coordinator.commands.support_bundle"),
         ("keys", "coordinator.commands.keys"),
         ("probe", "hwprobe"),
         ("start-coordinator", "coordinator.commands.start coordinator"),

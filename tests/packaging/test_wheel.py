@@ -23,6 +23,7 @@ COMMANDS = {
     "rollart-eval": "coordinator.commands.eval:main",
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",
+    "rollart-support-bundle": "coordinator.commands.support_bundle:main",
     "rollart-probe": "hwprobe.__main__:main",
     "rollart-keys": "coordinator.commands.keys:main",
     "rollart-fetch-model": "coordinator.commands.fetch_model:main",
