@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 import msgspec
 
 from actors.core import Node, Ref
 from actors.proxy.messages import DescribeProxy, EngineState, ProxyState
-from coordinator.messages import Changed, Join, NodeFacts, Nodes, Status
+from coordinator.messages import Changed, Status
 from coordinator.scheduling.rolling import RollingScheduler
-from hwprobe import decode
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -67,13 +65,6 @@ class AdminDesk:
             elapsed_s=time.monotonic() - run.started,
         )
 
-    def nodes(self, joins: Iterable[Join]) -> Nodes:
-        facts = [
-            NodeFacts(join.node.name, list(join.roles), join.pid, join.node.control, _hardware(join.affinity))
-            for join in joins
-        ]
-        return Nodes(facts)
-
     def pause(self) -> Changed:
         self._state.going.clear()
         self._state.pauses += 1
@@ -93,9 +84,3 @@ class AdminDesk:
         before = self._scheduler.rules.alpha
         self._scheduler.set_rules(msgspec.structs.replace(self._scheduler.rules, alpha=alpha))
         return Changed(f"alpha was {before} and is now {alpha}; at most {self._scheduler.rules.capacity} groups run")
-
-
-def _hardware(affinity: bytes) -> str:
-    """One phrase on a node's pools: "CPU x1" or "H800 x8"."""
-    pools = decode(affinity).pools
-    return ", ".join(f"{pool.hardware_class} x{len(pool.devices)}" for pool in pools) or "unknown"

@@ -30,12 +30,10 @@ from coordinator.messages import (
     Changed,
     Find,
     Found,
-    GetNodes,
     GetPools,
     GetStatus,
     GetTrajectories,
     Join,
-    Nodes,
     Pause,
     Pools,
     Role,
@@ -197,6 +195,25 @@ class Coordinator(TicketHandlers):
         except TimeoutError:
             raise TimeoutError(f"nobody took the role {role!r} within {timeout_s:g} s") from None
 
+    @property
+    def joins(self) -> list[Join]:
+        """Who takes part at the moment."""
+        return list(self._joins.values())
+
+    @property
+    def env_hosts(self) -> list[Ref]:
+        return self.dispatcher.hosts.refs()
+
+    def has(self, role: Role) -> Ref | None:
+        """The actor that has a role, if anybody has it by now."""
+        future = self._roles[role]
+        return future.result() if future.done() and not future.cancelled() else None
+
+    def host_of(self, ticket: str) -> Ref | None:
+        """The env host on which a ticket is, until its outcome arrives."""
+        host = self.dispatcher.hosts.host_of(ticket)
+        return None if host is None else host.ref
+
     @handler
     async def role_failed(self, message: RoleFailed) -> None:
         self._failed(RoleLost(message.role, message.node, message.reason))
@@ -347,10 +364,6 @@ class Coordinator(TicketHandlers):
     @handler(concurrent=True)
     async def status(self, message: GetStatus) -> Status:
         return await self._desk.status(self.node, self._roles["proxy"])
-
-    @handler
-    async def nodes(self, message: GetNodes) -> Nodes:
-        return self._desk.nodes(self._joins.values())
 
     @handler
     async def pools(self, message: GetPools) -> Pools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -48,6 +48,9 @@ class CheckpointSettings(Settings, frozen=True):
     keep: int = 2  # the newest ones; the best by evaluation is kept beside them
 
 
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
 class CoordinatorSettings(Settings, frozen=True):
     store: str = "embedded"  # or zk://host:port,host:port; several ensembles separated by ";"
     store_timeout_s: float = 10.0
@@ -56,6 +59,8 @@ class CoordinatorSettings(Settings, frozen=True):
     session_s: float = 3.0  # a leader that a ZooKeeper store does not hear for this long leads no longer
     takeover_s: float = 30.0  # how long roles on other nodes wait for another leader, once theirs is lost
     trusted_network: bool = False
+    metrics_port: Port = 0  # of an HTTP endpoint for Prometheus, GET /metrics; 0 is none
+    metrics_host: str = "127.0.0.1"  # where it listens; it is plain HTTP, for whoever can reach it
 
 
 class Job(Settings, frozen=True):

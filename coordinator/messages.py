@@ -115,22 +115,6 @@ class Status(msgspec.Struct, frozen=True):
     elapsed_s: float
 
 
-class GetNodes(msgspec.Struct, frozen=True):
-    """Ask for ``Nodes``."""
-
-
-class NodeFacts(msgspec.Struct, frozen=True):
-    name: str
-    roles: list[str]
-    pid: int
-    control: str
-    hardware: str
-
-
-class Nodes(msgspec.Struct, frozen=True):
-    nodes: list[NodeFacts]
-
-
 class GetPools(msgspec.Struct, frozen=True):
     """Ask for ``Pools``."""
 

@@ -26,6 +26,8 @@ from coordinator.admin import AdminDesk, RunState
 from coordinator.books import Books, rules_of
 from coordinator.checkpoints import Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator, RoleLost
+from coordinator.desk.desk import Desk
+from coordinator.desk.messages import DESK
 from coordinator.dispatch import Terms
 from coordinator.facts import Facts
 from coordinator.interruption import Interrupted, Interruption
@@ -34,6 +36,7 @@ from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopp
 from coordinator.losses import LossWatch
 from coordinator.messages import ROLES, Announced, Join, Role, Welcome
 from coordinator.metadata import open_store
+from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import StoreError
 from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
@@ -135,6 +138,7 @@ class Run:
             else RollingScheduler(rules_of(launch.job), Ledger(), Mix(launch.job.scheduling.mix))
         )
         self._state = RunState(self._name, launch.job.train.steps)
+        self._shards: list[Shard] = []
         self._spans = Spans("coordinator")
         self._losses = LossWatch(launch.job.scheduling.losses_in_a_row)
         self._recorder = Recorder(
@@ -228,7 +232,12 @@ class Run:
             return Facts(self._led.store, self._name)
         settings = self._launch.job.coordinator
         opening = asyncio.create_task(
-            open_store(settings.store, directory=self._directory.path / "metadata", timeout_s=settings.store_timeout_s)
+            open_store(
+                settings.store,
+                directory=self._directory.path / "metadata",
+                timeout_s=settings.store_timeout_s,
+                measure=self._shards,
+            )
         )
         try:
             return Facts(await self._race(opening), self._name)
@@ -279,6 +288,7 @@ class Run:
             certain=self._certain,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
+        await node.spawn(lambda: self._desk(coordinator), DESK)
         self._write_address(ref)
         if self._led is not None:
             await self._led.term.listens_at(ref.node.control, self._led.pulse)
@@ -334,6 +344,21 @@ class Run:
     async def _certain(self) -> None:
         if self._led is not None:
             await self._led.term.certain()
+
+    def _desk(self, coordinator: Coordinator) -> Desk:
+        settings, key_file = self._launch.job.coordinator, self._launch.key_file
+        return Desk(
+            coordinator,
+            self._scheduler,
+            self._state,
+            self._launch.placement,
+            store=settings.store,
+            shards=self._shards,
+            directory=self._directory.path,
+            key=read_key(key_file) if key_file is not None else None,
+            listening=lambda address: self._progress.note(f"metrics for Prometheus: {address}"),
+            metrics=(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None,
+        )
 
     def _welcome(self, coordinator: Ref) -> Welcome:
         launch = self._launch

@@ -430,6 +430,11 @@ class RollingScheduler:
         """A ticket that has run already: its seed is of no use any more."""
         return Ticket(id_, group.index, group.task, "train", self.rules.temperature, 0)
 
+    @property
+    def groups(self) -> int:
+        """Groups in flight or buffered."""
+        return len(self._groups)
+
     def counts(self) -> tuple[int, int]:
         """Trajectories in flight and buffered."""
         return self.ledger.counts()

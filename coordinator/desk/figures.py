@@ -1,0 +1,135 @@
+"""Which counters and gauges of a run Prometheus sees, and under which names.
+
+Invariant: a name says its unit (seconds, bytes) or that it counts (``_total``), begins with ``rollart_``, and means the
+same on every node; labels are ``node``, ``actor``, ``lane``, ``engine``, ``shard`` and the kind of what is counted.
+A node that did not answer has no figures but ``rollart_up`` 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from actors.core.metrics import BOUNDS_S, ActorDescription, Description
+from actors.env.messages import EnvState
+from actors.proxy.messages import ProxyState
+from coordinator.admin import RunState
+from coordinator.desk.exposition import Exposition
+from coordinator.desk.messages import Survey
+from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
+from coordinator.metadata.measured import Shard
+from coordinator.scheduling.ledger import Balance
+from coordinator.scheduling.rolling import RollingScheduler
+
+
+async def add_nodes(text: Exposition, survey: Survey) -> None:
+    """What every node says of itself; other work of the event loop goes on between two of them."""
+    for node in survey.nodes:
+        up = node.description is not None
+        text.gauge("rollart_up", "Whether a node of the run answered.", up, node=node.name)
+        if node.description is not None:
+            _add_node(text, node.name, node.description)
+            await asyncio.sleep(0)
+
+
+def _add_node(text: Exposition, node: str, found: Description) -> None:
+    for event, count in sorted(found.counters.items()):
+        text.counter(
+            "rollart_node_events", "Events of a node and its connections, by kind.", count, node=node, event=event
+        )
+    for kind, count in sorted(found.unfinished.items()):
+        text.gauge("rollart_node_unfinished", "Asks and streams under way, by kind.", count, node=node, kind=kind)
+    for kind, count in sorted(found.objects.items()):
+        text.gauge("rollart_node_objects", "Objects that a node holds, and their bytes.", count, node=node, kind=kind)
+    for actor, described in found.actors.items():
+        _add_actor(text, node, actor, described)
+
+
+def _add_actor(text: Exposition, node: str, actor: str, found: ActorDescription) -> None:
+    queued, failures = "Messages in an actor's mailbox.", "Handlers of an actor that raised."
+    text.gauge("rollart_actor_queue_length", queued, found.queued, node=node, actor=actor)
+    for lane, count in found.lanes.items():
+        text.counter(
+            "rollart_actor_messages", "Messages an actor took, by lane.", count, node=node, actor=actor, lane=lane
+        )
+    text.histogram(
+        "rollart_actor_handler_seconds",
+        "How long the handlers of an actor took.",
+        found.latency,
+        BOUNDS_S,
+        found.took_s,
+        node=node,
+        actor=actor,
+    )
+    text.counter("rollart_actor_failures", failures, found.failures, node=node, actor=actor)
+    text.counter("rollart_actor_cancelled", "Asks that their askers gave up.", found.cancelled, node=node, actor=actor)
+    text.counter(
+        "rollart_actor_dead_letters", "Messages an actor did not take.", found.dead_letters, node=node, actor=actor
+    )
+
+
+def add_run(text: Exposition, run: RunState, scheduler: RollingScheduler) -> None:
+    """How far the run is."""
+    phase = run.phase if run.going.is_set() else "paused"
+    for state in ("starting", "running", "paused", "stopping"):
+        text.gauge("rollart_run_state", "1 for the state a run is in.", phase == state, run=run.run, state=state)
+    text.gauge("rollart_learner_version", "Optimiser steps done, which is the learner's version.", scheduler.version)
+    text.gauge("rollart_run_elapsed_seconds", "Since this sitting of the run began.", time.monotonic() - run.started)
+    text.gauge("rollart_alpha", "The staleness bound.", scheduler.rules.alpha)
+    text.gauge("rollart_groups_capacity", "Groups that may be in flight, buffered or taken.", scheduler.rules.capacity)
+    text.gauge("rollart_groups_complete", "Groups that are ready to be trained on.", scheduler.complete_groups)
+    for name, value in (("reward", run.reward), ("success", run.success), ("evaluation", run.evaluation)):
+        if value is not None:
+            text.gauge(f"rollart_{name}", f"Mean {name} of the last step or evaluation.", value)
+    add_balance(text, scheduler.ledger.balance())
+
+
+def add_balance(text: Exposition, balance: Balance) -> None:
+    """The ledger: admitted = trained + lost + evicted + in flight + buffered + taken."""
+    live, ended = "Trajectories that have not ended, by state.", "Trajectories that have ended, by how and why."
+    text.counter("rollart_trajectories_admitted", "Trajectories that were ever begun.", balance.admitted)
+    for state in ("in_flight", "buffered", "taken"):
+        text.gauge("rollart_trajectories", live, getattr(balance, state), state=state)
+    text.counter("rollart_trajectories_ended", ended, balance.trained, outcome="trained", reason="")
+    for outcome, reasons in (("lost", balance.lost), ("evicted", balance.evicted)):
+        for reason, count in sorted(reasons.items()):
+            text.counter("rollart_trajectories_ended", ended, count, outcome=outcome, reason=reason)
+
+
+def add_proxy(text: Exposition, state: ProxyState) -> None:
+    """The engines, as the proxy sees them."""
+    for engine in state.engines:
+        where = {"engine": engine.name, "hardware_class": engine.hardware_class}
+        text.gauge("rollart_engine_serving", "Whether an engine serves.", engine.state == "serving", **where)
+        text.gauge("rollart_engine_requests", "Requests at an engine.", engine.in_flight, **where)
+        text.counter("rollart_engine_restarts", "How often an engine was started again.", engine.restarts, **where)
+        if engine.version is not None:
+            text.gauge("rollart_engine_version", "The version an engine has proven to hold.", engine.version, **where)
+    text.gauge("rollart_proxy_queued_requests", "Requests that no engine can take yet.", state.queued)
+    text.counter("rollart_sampled_tokens", "Tokens that the engines sampled in this sitting.", state.tokens)
+    for event, count in sorted(state.counters.items()):
+        text.counter("rollart_proxy_events", "Events of the proxy, by kind.", count, event=event)
+
+
+def add_environments(text: Exposition, states: Sequence[EnvState]) -> None:
+    """The env hosts together."""
+    running = Counter(one.state for state in states for one in state.running)
+    for waiting_for, count in sorted(running.items()):
+        text.gauge("rollart_env_running", "Running trajectories by what they wait for.", count, waiting_for=waiting_for)
+    events: Counter[str] = Counter()
+    for state in states:
+        events.update(state.counters)
+    for event, count in sorted(events.items()):
+        text.counter("rollart_env_events", "Events of the env hosts, by kind.", count, event=event)
+
+
+def add_shards(text: Exposition, shards: Sequence[Shard]) -> None:
+    """The metadata store."""
+    for shard in shards:
+        for one in shard.operations:
+            where = {"shard": shard.name, "operation": one.operation}
+            seconds, failures = "How long calls of the metadata store took.", "Calls of the metadata store that failed."
+            text.histogram("rollart_store_call_seconds", seconds, one.counts, STORE_BOUNDS_S, one.seconds, **where)
+            text.counter("rollart_store_failures", failures, one.failures, **where)

@@ -1,0 +1,1 @@
+"""The admin shell: look at a run and change it while it goes on (``bin/admin``)."""
