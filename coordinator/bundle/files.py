@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,8 @@ class Collected(msgspec.Struct, frozen=True):
 
 def run_files(directory: Path, redactor: Redactor, most: int = MOST_BYTES) -> Iterator[Collected]:
     """The files of a run, dead or alive, then a list of all that lies there and a summary."""
+    with suppress(OSError):  # it is reported below
+        redactor.learn((directory / "job.yaml").read_text(errors="replace"))
     for pattern in PATTERNS:
         for path in sorted(directory.glob(pattern)):
             if path.is_file() and not path.is_symlink():

@@ -65,12 +65,27 @@ def shown_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _is_secret(value: str) -> bool:
+    return not _HARMLESS.fullmatch(value) and LEFT_OUT not in value
+
+
 class Redactor:
     """Takes out secrets; ``known`` are their values."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
-        values = sorted({value for value in known if len(value) >= SHORTEST_SECRET}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, values))) if values else None
+        self._values: set[str] = set()
+        self._known: re.Pattern[str] | None = None
+        self._add(known)
+
+    def _add(self, known: Iterable[str]) -> None:
+        self._values |= {value for value in known if len(value) >= SHORTEST_SECRET}
+        longest_first = sorted(self._values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+    def learn(self, configuration: str) -> None:
+        """What is a secret by its name in a configuration is known by its value from now on, wherever it stands."""
+        values = (match[2].strip("\"'") for match in _ASSIGNED.finditer(configuration) if _is_secret(match[2]))
+        self._add(values)
 
     def clean(self, text: str) -> tuple[str, int]:
         """The text without secrets, and how many were taken out."""
@@ -87,7 +102,7 @@ class Redactor:
         def assigned(match: re.Match[str]) -> str:
             nonlocal kept
             value = match[2]
-            if _HARMLESS.fullmatch(value) or LEFT_OUT in value:
+            if not _is_secret(value):
                 kept += 1
                 return match[0]
             quote = value[0] if value[0] in "\"'" else ""

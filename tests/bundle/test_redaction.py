@@ -56,6 +56,12 @@ def test_a_known_value_is_taken_out_wherever_it_stands() -> None:
     assert redactor.clean("a short word") == ("a short word", 0)
 
 
+def test_what_a_configuration_calls_a_secret_is_taken_out_wherever_it_stands() -> None:
+    redactor = Redactor()
+    redactor.learn("trackers:\n  api_key: 'abc123xyz'\n  max_tokens: 123456\n")
+    assert redactor.clean("sent abc123xyz with 123456") == (f"sent {LEFT_OUT} with 123456", 1)
+
+
 def test_only_harmless_variables_of_the_environment_keep_their_values() -> None:
     environment = {
         "PATH": "/bin",
