@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from actors.core.ref import Ref
+from actors.core.typed import Message
 from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
 from actors.weightsync.manifest import Manifest, Receipt
 
@@ -84,6 +85,17 @@ class Prefer(msgspec.Struct, frozen=True):
 
     domain: str
     hardware_class: str
+
+
+class Rebalanced(msgspec.Struct, frozen=True):
+    """How many trajectories each engine has let go; engines that let none go are left out."""
+
+    released: dict[str, int]
+
+
+class Rebalance(Message[Rebalanced], frozen=True):
+    """Let engines that hold more than their share of the trajectories let some go: their next turns are routed by load
+    alone. Only those that ask for nothing just now; their prefixes are computed anew where they go."""
 
 
 class DescribeProxy(msgspec.Struct, frozen=True):

@@ -44,6 +44,8 @@ from actors.proxy.messages import (
     Prefer,
     Progress,
     ProxyState,
+    Rebalance,
+    Rebalanced,
     Remove,
     RequestFailed,
     Resume,
@@ -52,7 +54,7 @@ from actors.proxy.messages import (
     TrajectoryEnded,
     Update,
 )
-from actors.proxy.routing import choose, preferred_class
+from actors.proxy.routing import choose, preferred_class, surplus
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from bus.message import NodeAddress, PeerLost
@@ -205,15 +207,39 @@ class LLMProxy(Actor):
             self._fail(add, "its trajectory has ended")
         holder = self._engines.get(self._holder.pop(message.trajectory, ""))
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
-            holder.ended.append(message.trajectory)
-            if len(holder.ended) == 1:
-                asyncio.get_running_loop().call_later(FORGET_WITHIN_S, self._tell_ended, holder)
+            self._tell_forget(holder, message.trajectory)
+
+    def _tell_forget(self, engine: EngineEntry, trajectory: str) -> None:
+        """Let an engine know, a little later, that it needs a prefix no more."""
+        engine.ended.append(trajectory)
+        if len(engine.ended) == 1:
+            asyncio.get_running_loop().call_later(FORGET_WITHIN_S, self._tell_ended, engine)
 
     def _tell_ended(self, engine: EngineEntry) -> None:
         """Unless requests have brought the news."""
         ended, engine.ended = engine.ended, []
         if ended and engine.host is not None:
             self.node.tell(engine.host, HostForget(ended))
+
+    @handler
+    async def rebalance(self, message: Rebalance) -> Rebalanced:
+        serving = [engine for engine in self._engines.values() if engine.state == "serving"]
+        held: dict[str, list[str]] = {engine.name: [] for engine in serving}
+        for trajectory, name in self._holder.items():
+            if name in held:
+                held[name].append(trajectory)
+        places = {engine.name: engine.limits.max_sequences for engine in serving}
+        released = {}
+        for name, count in surplus({name: len(trajectories) for name, trajectories in held.items()}, places).items():
+            asking = {add.request.trajectory for add in self._engines[name].in_flight.values()}
+            idle = [trajectory for trajectory in held[name] if trajectory not in asking][:count]
+            for trajectory in idle:
+                del self._holder[trajectory]
+                self._tell_forget(self._engines[name], trajectory)
+            if idle:
+                released[name] = len(idle)
+        self._counters["trajectories_released"] += sum(released.values())
+        return Rebalanced(released)
 
     @handler
     async def served(self, message: Served) -> None:

@@ -6,6 +6,7 @@ fallback is counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -52,3 +53,10 @@ def choose(serving: Iterable[Candidate], *, preferred: str | None, holder: str |
         if engine.name == holder and engine.load <= least.load + STICKY_SLACK:
             return Choice(engine.name, fell_back=not suited)
     return Choice(least.name, fell_back=not suited)
+
+
+def surplus(held: Mapping[str, int], places: Mapping[str, int]) -> dict[str, int]:
+    """By engine, how many more trajectories it holds than its share by places, rounded up; only those with any."""
+    total, room = sum(held.values()), sum(places.values())
+    beyond = {name: count - math.ceil(total * places[name] / room) for name, count in held.items()}
+    return {name: count for name, count in beyond.items() if count > 0}

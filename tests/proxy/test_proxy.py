@@ -14,6 +14,7 @@ from actors.proxy.messages import (
     Acknowledged,
     Add,
     Progress,
+    Rebalance,
     Remove,
     Resume,
     Served,
@@ -36,6 +37,38 @@ def die(made: World, name: str, *, restarting: bool) -> None:
 
 async def abort(made: World, id_: str) -> None:
     await made.node.ask(made.proxy.ref, Abort(id_), Acknowledged, timeout_s=5)
+
+
+# ---- rebalancing ---------------------------------------------------------------------------------------------------
+
+
+async def played(made: World, trajectory: str, turn: int = 0) -> str:
+    """One turn of a trajectory is answered; returns by which engine, which holds its prefix from now on."""
+    id_ = f"{trajectory}/{turn}"
+    engine = await made.add(id_, trajectory)
+    await until(lambda: id_ in made.hosts[engine].held)
+    made.hosts[engine].answer(id_)
+    await until(lambda: id_ not in made.proxy._engines[engine].in_flight)
+    return engine
+
+
+def test_an_engine_that_holds_more_than_its_share_lets_idle_trajectories_go_where_there_is_room() -> None:
+    async def test() -> None:
+        async with world(["e0", "e1"]) as made:
+            await made.serve("e0")
+            for index in range(6):
+                await played(made, f"t{index}")
+            assert await made.add("t0/1", "t0") == "e0"  # it asks for something: it stays
+            await made.serve("e1")
+            answer = await made.node.ask(made.proxy.ref, Rebalance(), timeout_s=5)
+            assert answer.released == {"e0": 3}
+            await until(lambda: made.hosts["e0"].log[-1] == "forget t3")
+            assert made.hosts["e0"].log[-3:] == ["forget t1", "forget t2", "forget t3"]
+            for trajectory in ("t1", "t2", "t3"):
+                assert await played(made, trajectory, turn=1) == "e1"
+            assert (await made.node.ask(made.proxy.ref, Rebalance(), timeout_s=5)).released == {}
+
+    run(test())
 
 
 # ---- ADD -----------------------------------------------------------------------------------------------------------
