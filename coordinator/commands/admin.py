@@ -16,7 +16,6 @@ from bus.message import BusError
 from bus.security import SecurityError, read_key
 from coordinator.commands.usage import examples
 from coordinator.shell.connection import ANSWER_S, Connection, ShellError, find, open_node
-from coordinator.shell.prompt import confirm, prompt
 from coordinator.shell.shell import Shell
 
 EXIT_FAILED = 1
@@ -62,13 +61,28 @@ async def _main(arguments: argparse.Namespace) -> int:
             Connection(node, target, timeout_s=arguments.timeout),
             as_json=arguments.json,
             say=lambda text: print(text, flush=True),
-            confirm=confirm if at_terminal else None,
+            confirm=_confirm if at_terminal else None,
             yes=arguments.yes,
         )
         if arguments.command:
             await shell.carry_out(arguments.command)
             return 0
-        return await prompt(shell) if at_terminal else await _script(shell)
+        return await _prompt(shell) if at_terminal else await _script(shell)
+
+
+# The line editor is loaded where it is needed: that takes as long as all the rest.
+
+
+async def _confirm(question: str) -> bool:
+    from coordinator.shell.prompt import confirm  # noqa: PLC0415
+
+    return await confirm(question)
+
+
+async def _prompt(shell: Shell) -> int:
+    from coordinator.shell.prompt import prompt  # noqa: PLC0415
+
+    return await prompt(shell)
 
 
 async def _script(shell: Shell) -> int:

@@ -65,6 +65,7 @@ def key_of(node: str, key: ClusterKey | None) -> str:
     """How the key begins under which a node of this name is let in; "" where there are no keys."""
     if key is None:
         return ""
+    key.refresh()
     try:
         return key.ring().server_key(node)[:KEY_CHARACTERS]
     except SecurityError:  # it has retired since the node was let in

@@ -152,6 +152,7 @@ class Desk(Actor):
                 for actor, described in node.description.actors.items()
                 if described.queued
             },
+            tickets=self._coordinator.dispatcher.describe(),
         )
 
     @handler(concurrent=True)
@@ -195,11 +196,13 @@ class Desk(Actor):
     @handler
     async def follow(self, message: Follow) -> AsyncIterator[Followed]:
         """Raises ``NotRunning``."""
-        ticket = message.ticket or await self._youngest()
-        host = self._coordinator.host_of(ticket)
+        ticket = message.ticket
+        host = self._coordinator.host_of(ticket) if ticket else await self._busiest_host()
         if host is None:
-            raise NotRunning(f"trajectory {ticket} does not run; 'trajectories' lists those that do")
-        items = self.node.stream(host, FollowTrajectory(ticket), timeout_s=FOLLOW_ITEM_S, about=f"trajectory {ticket}")
+            raise NotRunning(f"trajectory {ticket} does not run; 'explain {ticket}' says what became of it")
+        items = self.node.stream(
+            host, FollowTrajectory(ticket), timeout_s=FOLLOW_ITEM_S, about=ticket or "the next one"
+        )
         async with aclosing(items) as steps:
             async for step in steps:
                 yield step
@@ -244,9 +247,10 @@ class Desk(Actor):
             for host in self._coordinator.env_hosts
         ]
 
-    async def _youngest(self) -> str:
-        """The trajectory that began last and has a place. Raises ``NotRunning``."""
-        running = [one for state in await self._running() for one in state.running if one.state != "place"]
-        if not running:
-            raise NotRunning("no trajectory is running")
-        return min(running, key=lambda one: one.seconds).ticket
+    async def _busiest_host(self) -> Ref:
+        """The env host with most trajectories. Raises ``NotRunning``."""
+        hosts = self._coordinator.env_hosts
+        if not hosts:
+            raise NotRunning("there is no env host yet")
+        running = await self._running()
+        return max(zip(hosts, running, strict=True), key=lambda pair: len(pair[1].running))[0]

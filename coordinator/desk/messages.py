@@ -11,6 +11,7 @@ from actors.proxy.messages import EngineState
 from actors.weightsync.messages import WeightsState
 from coordinator.desk.audit import AuditLine
 from coordinator.metadata.measured import Shard
+from coordinator.orders import Queues
 from coordinator.resources.resolve import Place
 from hwprobe import AffinityMap
 
@@ -66,6 +67,7 @@ class Backlog(msgspec.Struct, frozen=True):
     proxy: int  # requests that no engine could take yet
     engines: dict[str, int]  # requests by engine
     mailboxes: dict[str, int]  # messages that wait, by actor; empty ones are left out
+    tickets: Queues  # trajectories that wait to be started, streams of tasks, env hosts
 
 
 class GetBacklog(Message[Backlog], frozen=True):

@@ -16,12 +16,14 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.typed import Message
+from actors.proxy.messages import Rebalance
 from bus.message import BusError, RemoteError
 from bus.security import ClusterKey
 from coordinator.admin import RunState
 from coordinator.coordinator import Coordinator
 from coordinator.desk.audit import AuditLine, AuditLog, key_of, now
 from coordinator.messages import Changed, Pause, SetAlpha, Unpause
+from coordinator.orders import AbortTrajectory, DrainHost, FillHost, SetWeights
 from coordinator.scheduling.rolling import RollingScheduler
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,40 @@ class ChangeRedundancy(msgspec.Struct, frozen=True, tag="set lambda"):
         return f"set lambda {self.groups}"
 
 
-Order = PauseJob | ResumeJob | ChangeAlpha | ChangeRedundancy
+class ChangeWeights(msgspec.Struct, frozen=True, tag="set weight"):
+    weights: dict[str, float]  # by stream of tasks
+
+    def __str__(self) -> str:
+        return f"set weight {' '.join(f'{name} {weight:g}' for name, weight in self.weights.items())}"
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    ticket: str
+
+    def __str__(self) -> str:
+        return f"abort {self.ticket}"
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    node: str
+
+    def __str__(self) -> str:
+        return f"drain {self.node}"
+
+
+class Fill(msgspec.Struct, frozen=True, tag="fill"):
+    node: str
+
+    def __str__(self) -> str:
+        return f"fill {self.node}"
+
+
+class RebalanceEngines(msgspec.Struct, frozen=True, tag="rebalance"):
+    def __str__(self) -> str:
+        return "rebalance"
+
+
+Order = PauseJob | ResumeJob | ChangeAlpha | ChangeRedundancy | ChangeWeights | Abort | Drain | Fill | RebalanceEngines
 
 
 class GiveOrder(Message[Changed], frozen=True):
@@ -149,29 +184,57 @@ class Orders:
         return _Done(changed, before, self._state(order))
 
     def _state(self, order: Order) -> str:
-        """What the order is about, as it is now."""
-        rules = self._scheduler.rules
+        """What the order is about, as it is now; "" where that is too much to say."""
+        rules, state = self._scheduler.rules, ""
         match order:
             case PauseJob() | ResumeJob():
-                return "going on" if self._run.going.is_set() else "paused"
+                state = "going on" if self._run.going.is_set() else "paused"
             case ChangeAlpha():
-                return str(rules.alpha)
+                state = str(rules.alpha)
             case ChangeRedundancy():
-                return str(rules.redundant_groups)
+                state = str(rules.redundant_groups)
+            case ChangeWeights():
+                state = ", ".join(f"{name} {share:.1%}" for name, share in self._scheduler.mix.shares.items())
+            case Abort(ticket):
+                ledger = self._scheduler.ledger
+                state = ledger.entry(ticket).state if ticket in ledger else "not live"
+            case Drain(node) | Fill(node):
+                hosts = {host.node: host for host in self._coordinator.dispatcher.hosts.states()}
+                state = "" if node not in hosts else "draining" if hosts[node].draining else "given tickets"
+        return state
 
     async def _change(self, order: Order) -> Changed:
+        message: msgspec.Struct
         match order:
             case PauseJob():
-                return await self._forward(Pause())
+                message = Pause()
             case ResumeJob():
-                return await self._forward(Unpause())
+                message = Unpause()
             case ChangeAlpha(alpha):
-                return await self._forward(SetAlpha(alpha))
+                message = SetAlpha(alpha)
             case ChangeRedundancy(groups):
                 return self._set_redundancy(groups)
-
-    async def _forward(self, message: msgspec.Struct) -> Changed:
+            case ChangeWeights(weights):
+                message = SetWeights(weights)
+            case Abort(ticket):
+                message = AbortTrajectory(ticket)
+            case Drain(node):
+                message = DrainHost(node)
+            case Fill(node):
+                message = FillHost(node)
+            case RebalanceEngines():
+                return await self._rebalance()
         return await self._node.ask(self._coordinator.ref, message, Changed, timeout_s=CARRY_OUT_S)
+
+    async def _rebalance(self) -> Changed:
+        proxy = self._coordinator.proxy()
+        if proxy is None:
+            raise ValueError("rebalance: there is no proxy yet")
+        answer = await self._node.ask(proxy, Rebalance(), timeout_s=CARRY_OUT_S, about="proxy")
+        released = ", ".join(f"{name} {count}" for name, count in answer.released.items())
+        if not released:
+            return Changed("no engine holds more than its share of trajectories that could be moved now")
+        return Changed(f"trajectories that go elsewhere with their next turn: {released}")
 
     def _set_redundancy(self, groups: int) -> Changed:
         scheduler = self._scheduler

@@ -12,7 +12,7 @@ from coordinator.shell import looks, orders
 from coordinator.shell.answers import Help, Helps
 from coordinator.shell.connection import Connection, ShellError
 
-Kind = Literal["node", "engine", "ticket", "number", "command", "name"]
+Kind = Literal["node", "host", "stream", "engine", "ticket", "number", "command", "name"]
 """Of an argument: completion offers live names by it, and errors say by it what was expected."""
 
 
@@ -87,8 +87,15 @@ COMMANDS: tuple[Command, ...] = (
         "watch a running trajectory, turn by turn, to its end",
         looks.follow,
         (Argument("TICKET", "ticket", optional=True),),
-        more="Without a ticket: the one that began last. Ctrl-C ends the watching, not the trajectory.",
+        more="Without a ticket: the one that began last, or begins next. Ctrl-C ends the watching, not the trajectory.",
         streams=True,
+    ),
+    Command(
+        "explain",
+        "the whole life of a trajectory, and why it is where it is",
+        looks.explain,
+        (TICKET,),
+        more="Also of one that has ended, in an earlier sitting of the run too: its ledger's journal is read.",
     ),
     Command("queues", "where work waits: admission, batch, engines, mailboxes", looks.queues),
     Command("versions", "the learner's version, and what each engine has proven to serve", looks.versions),
@@ -115,6 +122,35 @@ COMMANDS: tuple[Command, ...] = (
         "how many groups run beyond the need, so that the slowest are not waited for",
         orders.set_lambda,
         (Argument("N", "number"),),
+    ),
+    Command(
+        "set weight",
+        "how much a stream of tasks counts among the others (scheduling.mix), from now on",
+        orders.set_weight,
+        (Argument("STREAM", "stream"), Argument("WEIGHT", "name")),
+    ),
+    Command(
+        "abort",
+        "end a trajectory that waits or runs",
+        orders.abort,
+        (TICKET,),
+        more="Another one of its group runs in its place.",
+        danger="it is counted lost (aborted_by_order), and what it has played is gone",
+    ),
+    Command(
+        "drain",
+        "give a node's env host no new trajectories",
+        orders.drain,
+        (Argument("NODE", "host"),),
+        more="What runs there goes on to its end. 'fill' undoes it.",
+        danger="nothing new is started there until 'fill'; where it is the last one, the run stands still",
+    ),
+    Command("fill", "give a node's env host trajectories again", orders.fill, (Argument("NODE", "host"),)),
+    Command(
+        "rebalance",
+        "let engines that hold more than their share of the trajectories let some go",
+        orders.rebalance,
+        more="Their next turns are routed by load alone, and their prefixes computed anew where they go.",
     ),
     Command(
         "audit",

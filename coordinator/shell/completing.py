@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from coordinator.desk.messages import GetEngines, GetSurvey
 from coordinator.messages import GetTrajectories, Trajectories
+from coordinator.orders import GetQueues, Queues
 from coordinator.shell.catalogue import COMMANDS, Kind
 from coordinator.shell.connection import Connection, ShellError
 
@@ -26,6 +27,8 @@ class Names:
         self._run = run
         self._sources: dict[Kind, Callable[[], Awaitable[dict[str, str]]]] = {
             "node": self._nodes,
+            "host": self._hosts,
+            "stream": self._streams,
             "engine": self._engines,
             "ticket": self._tickets,
             "command": self._commands,
@@ -45,6 +48,14 @@ class Names:
     async def _nodes(self) -> dict[str, str]:
         survey = await self._run.ask(GetSurvey())
         return {node.name: ", ".join(node.roles) or f"of {node.parent}" for node in survey.nodes}
+
+    async def _hosts(self) -> dict[str, str]:
+        queues = await self._run.ask_coordinator(GetQueues(), Queues)
+        return {host.node: "drained" if host.draining else f"{host.used} trajectories" for host in queues.hosts}
+
+    async def _streams(self) -> dict[str, str]:
+        queues = await self._run.ask_coordinator(GetQueues(), Queues)
+        return {stream.name: f"{stream.share:.1%} of the groups" for stream in queues.streams if stream.name}
 
     async def _engines(self) -> dict[str, str]:
         answer = await self._run.ask(GetEngines())

@@ -30,6 +30,7 @@ from coordinator.desk.messages import (
 from coordinator.messages import GetPools, GetStatus, GetTrajectories, Pools, Status, Trajectories
 from coordinator.observe.lines import read_lines
 from coordinator.observe.records import StepRecord, decode_metric
+from coordinator.orders import GetTrajectory, TrajectoryLife
 from coordinator.run import ADDRESS_FILE
 from coordinator.shell.answers import ActorRow, Actors, JobRow, Jobs
 from coordinator.shell.connection import Connection, ShellError, gone_owner
@@ -98,6 +99,10 @@ async def engines(run: Connection) -> Engines:
 
 async def trajectories(run: Connection) -> Trajectories:
     return await run.ask_coordinator(GetTrajectories(), Trajectories)
+
+
+async def explain(run: Connection, ticket: str) -> TrajectoryLife:
+    return await run.ask_coordinator(GetTrajectory(ticket), TrajectoryLife)
 
 
 async def follow(run: Connection, ticket: str = "") -> AsyncIterator[Followed]:

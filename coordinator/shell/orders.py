@@ -9,17 +9,22 @@ import socket
 from actors.core import Actor, Ref, handler
 from coordinator.desk.messages import Audit, GetAudit
 from coordinator.desk.orders import (
+    Abort,
     ChangeAlpha,
     ChangeRedundancy,
+    ChangeWeights,
     ConfirmOrder,
+    Drain,
+    Fill,
     GiveOrder,
     Giver,
     Order,
     PauseJob,
+    RebalanceEngines,
     ResumeJob,
 )
 from coordinator.messages import Changed, GetStatus, Status
-from coordinator.shell.connection import Connection
+from coordinator.shell.connection import Connection, ShellError
 
 AUDIT_LINES = "20"
 SIGNER = "orders"
@@ -63,6 +68,31 @@ async def set_alpha(run: Connection, number: str) -> Changed:
 
 async def set_lambda(run: Connection, number: str) -> Changed:
     return await give(run, ChangeRedundancy(int(number)))
+
+
+async def set_weight(run: Connection, stream: str, weight: str) -> Changed:
+    """Raises ``ShellError`` for a weight that is no number."""
+    try:
+        value = float(weight)
+    except ValueError:
+        raise ShellError(f"expected: set weight STREAM WEIGHT, with a number of 0 or more; found {weight!r}") from None
+    return await give(run, ChangeWeights({stream: value}))
+
+
+async def abort(run: Connection, ticket: str) -> Changed:
+    return await give(run, Abort(ticket))
+
+
+async def drain(run: Connection, node: str) -> Changed:
+    return await give(run, Drain(node))
+
+
+async def fill(run: Connection, node: str) -> Changed:
+    return await give(run, Fill(node))
+
+
+async def rebalance(run: Connection) -> Changed:
+    return await give(run, RebalanceEngines())
 
 
 async def audit(run: Connection, count: str = AUDIT_LINES) -> Audit:

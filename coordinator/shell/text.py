@@ -21,6 +21,7 @@ from coordinator.desk.messages import (
 )
 from coordinator.messages import Changed, Pools, Status, Trajectories
 from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
+from coordinator.orders import TrajectoryLife
 from coordinator.shell.answers import Actors, Helps, Jobs
 from coordinator.shell.tables import counted, quantile, seconds, size, table
 
@@ -159,7 +160,35 @@ def _queues(answer: Backlog) -> str:
         f"requests: {answer.proxy} wait for an engine, at engines: {engines}",
         f"mailboxes: {counted(answer.mailboxes, nothing='all empty')}",
     ]
-    return "\n".join(lines)
+    tickets = answer.tickets
+    levels = [(one.name, one.waiting, one.capacity, one.oldest_s, counted(one.flows)) for one in tickets.levels]
+    hosts = [(h.node, h.places or None, h.used, h.settling, "draining" if h.draining else "-") for h in tickets.hosts]
+    streams = [(one.name or "(all tasks)", f"{one.share:.1%}", one.groups) for one in tickets.streams]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"trajectories that wait to be started ({tickets.starts_per_s:.1f} a second are):",
+            table(("level", "waiting", "at most", "oldest, s", "by stream"), levels, nothing="none"),
+            "",
+            table(("env host", "places", "used", "settling", ""), hosts, nothing="no env host"),
+            *(["", table(("stream", "share", "groups so far"), streams, nothing="")] if streams else []),
+        ]
+    )
+
+
+@text.register
+def _life(life: TrajectoryLife) -> str:
+    moments = [
+        ("-" if moment.ago_s is None else f"{moment.ago_s:.1f} s ago", moment.what, moment.detail or "-")
+        for moment in life.moments
+    ]
+    facts = [f"{life.ticket}: {life.state}"]
+    facts += [f"{name} {value}" for name, value in (("group", life.group), ("task", life.task)) if value is not None]
+    facts += [f"{name} {value}" for name, value in (("stream", life.stream), ("host", life.host)) if value]
+    return "\n".join(
+        [", ".join(facts), table(("when", "what", ""), moments, nothing="nothing is known of it"), life.why]
+    )
 
 
 @text.register

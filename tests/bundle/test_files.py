@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from pathlib import Path
@@ -54,10 +53,13 @@ def dead_run(base: Path) -> Path:
 def contents(bundle: Path) -> dict[str, str]:
     """Name below the bundle's own directory -> text."""
     with tarfile.open(bundle) as tar:
-        return {
-            member.name.partition("/")[2]: io.TextIOWrapper(tar.extractfile(member)).read()  # type: ignore[arg-type]
-            for member in tar.getmembers()
-        }
+        return {name.partition("/")[2]: text_of(tar, name) for name in tar.getnames()}
+
+
+def text_of(tar: tarfile.TarFile, name: str) -> str:
+    file = tar.extractfile(name)
+    assert file is not None
+    return file.read().decode()
 
 
 def test_no_secret_leaves_with_a_dead_runs_directory(

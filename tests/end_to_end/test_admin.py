@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import socket
+import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +17,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.bundle.test_files import contents
 from tests.end_to_end.runs import FROZENLAKE, TINY, training
-from tests.support.running import Command, Ended, ran
+from tests.support.running import ROOT, Command, Ended, ran, started
 from tests.support.terminal import Terminal, python_module
 
 ADMIN = "coordinator.commands.admin"
+BUNDLE = "coordinator.commands.support_bundle"
 START_S = 600.0
 
 
@@ -38,10 +43,31 @@ class LiveRun:
         self._asked += 1
         return ran(ADMIN, *words, directory=self.directory, timeout_s=120.0, name=f"admin-{self._asked}")
 
-    def json(self, *words: str) -> Any:
-        ended = self.once("--json", *words)
-        assert (ended.status, ended.stderr) == (0, ""), ended
-        return json.loads(ended.stdout)
+    def last_admitted(self) -> str:
+        """The ticket that was begun last."""
+        lines = (self.directory / "runs" / "latest" / "ledger.jsonl").read_text().splitlines()
+        admitted = [event for event in map(json.loads, lines) if event["event"] == "admitted"]
+        ticket: str = admitted[-1]["tickets"][-1]
+        return ticket
+
+    def script(self, *lines: str) -> list[Any]:
+        """The answers to these lines, given by one shell to which everything is said yes."""
+        ended = subprocess.run(
+            python_module(ADMIN, "--json", "--yes"),
+            input="\n".join(lines),
+            cwd=self.directory,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300.0,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), ended
+        return [json.loads(line) for line in ended.stdout.splitlines()]
+
+    def json(self, line: str) -> Any:
+        (answer,) = self.script(line)
+        return answer
 
 
 def free_port() -> int:
@@ -94,8 +120,11 @@ def test_ctrl_c_ends_the_line_or_the_command_and_not_the_shell(run: LiveRun) -> 
         terminal.type("half a line", "C-c")
         terminal.enter("pause")
         terminal.until("^paused: nothing is admitted")
-        terminal.enter("trajectories")
-        terminal.until("^ticket|^nothing is running")
+        run.command.until(lambda: run.json("trajectories") == {"running": []}, timeout_s=300.0, what="ran dry")
+        terminal.enter("follow")  # there is nothing to follow
+        time.sleep(2.0)
+        terminal.type("", "C-c")
+        terminal.until("^interrupted")
         terminal.enter("resume")
         terminal.until("^going on")
         terminal.enter("nonsense")
@@ -109,13 +138,8 @@ def test_ctrl_c_ends_the_line_or_the_command_and_not_the_shell(run: LiveRun) -> 
 
 def test_every_process_is_found_with_its_actors_and_their_figures(run: LiveRun) -> None:
     nodes = {node["name"]: node for node in run.json("nodes")["nodes"]}
-    assert set(nodes) == {"control", "engine-0", "trainer-0", "env-worker-0"}
-    assert {name: node["parent"] for name, node in nodes.items()} == {
-        "control": "",
-        "engine-0": "control",
-        "trainer-0": "control",
-        "env-worker-0": "control",
-    }
+    parents = {name: node["parent"] for name, node in nodes.items()}
+    assert parents == {"control": "", "engine-0": "control", "trainer-0": "control", "env-worker-0": "control"}
     assert all(node["description"] is not None for node in nodes.values())
     engine = nodes["engine-0"]["description"]["actors"]["engine"]
     assert sum(engine["latency"]) > 0
@@ -123,21 +147,20 @@ def test_every_process_is_found_with_its_actors_and_their_figures(run: LiveRun) 
 
 
 def test_each_part_of_the_run_is_shown(run: LiveRun) -> None:
-    assert run.json("engines")["engines"][0]["name"] == "engine-0"
-    queues = run.json("queues")
+    looks = ("engines", "queues", "versions", "shards", "hardware", "jobs")
+    engines, queues, versions, shards, hardware, jobs = run.script(*looks)
+    assert engines["engines"][0]["name"] == "engine-0"
     assert (queues["admission"], queues["capacity"], queues["groups_needed"]) == ("open", 4, 2)
-    versions = run.json("versions")
-    proven = versions["weights"]["proven"][0]
+    assert [level["name"] for level in queues["tickets"]["levels"]] == ["evaluation", "short", "elastic"]
+    (proven,) = versions["weights"]["proven"]
     assert proven["engine"] == "engine-0"
     assert proven["canary_nats"] < 1e-3
-    shards = run.json("shards")
     assert (shards["store"], shards["shards"][0]["name"]) == ("embedded", "embedded")
     written = {one["operation"]: one for one in shards["shards"][0]["operations"]}["write"]
     assert written["calls"] == sum(written["counts"]) > 0
-    hardware = run.json("hardware")
     assert "cpu" in {device["id"] for device in hardware["nodes"][0]["affinity"]["devices"]}
     assert {place["name"] for place in hardware["places"]} >= {"engine-0", "trainer-0"}
-    assert run.json("jobs")["jobs"][0]["state"] == "running"
+    assert jobs["jobs"][0]["state"] == "running"
 
 
 def test_prometheus_reads_the_figures_of_every_node_at_one_place(run: LiveRun) -> None:
@@ -165,13 +188,13 @@ def test_prometheus_reads_the_figures_of_every_node_at_one_place(run: LiveRun) -
 
 def test_every_order_is_written_down_with_who_gave_it(run: LiveRun) -> None:
     user = f"{getpass.getuser()}@{socket.gethostname()}"
-    assert run.json("set", "lambda", "1")["message"] == "lambda was 0 and is now 1; at most 5 groups run"
-    assert run.json("set", "lambda", "0")["message"] == "lambda was 1 and is now 0; at most 4 groups run"
-    found = run.json("audit", "2")["lines"]
-    orders = [(line["by"], line["order"], line["before"], line["after"], line["result"]) for line in found]
+    more, less, audit = run.script("set lambda 1", "set lambda 0", "audit 2")
+    assert more["message"] == "lambda was 0 and is now 1; at most 5 groups run"
+    assert less["message"] == "lambda was 1 and is now 0; at most 4 groups run"
+    orders = [(line["by"], line["order"], line["before"], line["after"], line["result"]) for line in audit["lines"]]
     assert orders == [(user, "set lambda 1", "0", "1", "done"), (user, "set lambda 0", "1", "0", "done")]
     lines = (run.directory / "runs" / "latest" / "audit.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines][-2:] == found
+    assert [json.loads(line) for line in lines][-2:] == audit["lines"]
 
 
 def test_what_may_cost_something_is_refused_without_a_terminal_and_asked_about_at_one(run: LiveRun) -> None:
@@ -185,15 +208,72 @@ def test_what_may_cost_something_is_refused_without_a_terminal_and_asked_about_a
         terminal.until(r"Go on\? \[yes/no\]")
         terminal.enter("no")
         terminal.until("^error: nothing was changed")
-        assert run.json("status")["alpha"] == 1
+        terminal.enter("status")
+        terminal.until("^version .*, alpha 1, ")
         terminal.enter("set alpha 0")
         terminal.until(r"Go on\? \[yes/no\]", times=2)
         terminal.enter("yes")
         terminal.until("^alpha was 1 and is now 0")
         terminal.enter("set alpha 1")
         terminal.until("^alpha was 0 and is now 1")
-    assert run.json("--yes", "set", "alpha", "0")["message"].startswith("alpha was 1 and is now 0")
-    assert run.json("set", "alpha", "1")["message"].startswith("alpha was 0 and is now 1")
+
+
+def test_a_trajectory_that_waits_is_explained_and_aborted_and_its_host_drained_and_filled(run: LiveRun) -> None:
+    assert "control is given no new tickets" in run.json("drain control")["message"]
+    run.command.until(lambda: run.json("trajectories") == {"running": []}, timeout_s=300.0, what="ran dry")
+    ticket = run.last_admitted()
+    refused = run.once("abort", ticket)
+    assert refused.status == 1
+    assert f"abort {ticket}: it is counted lost (aborted_by_order)" in refused.stderr
+    waits, queues, aborted, lost, rebalanced, filled, audit = run.script(
+        f"explain {ticket}", "queues", f"abort {ticket}", f"explain {ticket}", "rebalance", "fill control", "audit 4"
+    )
+    assert waits["state"] == "waiting"
+    assert "Every env host is being drained (control): fill one again." in waits["why"]
+    assert queues["tickets"]["hosts"][0]["draining"] is True
+    assert aborted["message"] == f"{ticket} waited and is lost, aborted_by_order"
+    assert lost["state"] == "lost"
+    assert rebalanced["message"] == "no engine holds more than its share of trajectories that could be moved now"
+    assert filled["message"] == "control is given tickets again"
+    assert [(line["order"], line["before"], line["after"]) for line in audit["lines"]] == [
+        ("drain control", "given tickets", "draining"),
+        (f"abort {ticket}", "admitted", "not live"),
+        ("rebalance", "", ""),
+        ("fill control", "draining", "given tickets"),
+    ]
+    step = run.json("status")["step"]
+    run.command.wait_for(rf"step {step + 3}/", timeout_s=START_S)
+    shown = run.once("explain", ticket).stdout
+    assert re.search(rf"^{ticket}: lost, group \d+", shown)
+    assert "aborted_by_order" in shown
+    ended = run.once("--yes", "abort", "t0")
+    assert "t0 is not live: only one that waits or runs can be aborted" in ended.stderr
+
+
+def test_a_bundle_of_a_live_run_has_what_every_node_says_and_no_secret(run: LiveRun) -> None:
+    bundle = run.directory / "bundle.tar.gz"
+    words = ["runs/latest", "--output", str(bundle)]
+    with started(BUNDLE, *words, directory=run.directory, name="bundle", environment={"HF_TOKEN": "hf-5ecret"}) as made:
+        assert made.wait(timeout_s=300.0) == 0, made.said()
+    found = contents(bundle)
+    nodes = json.loads(found["live/nodes.json"])["nodes"]
+    assert {node["name"] for node in nodes if node["description"]} == {
+        "control",
+        "engine-0",
+        "trainer-0",
+        "env-worker-0",
+    }
+    assert "rollart_up" in found["live/metrics.prom"]
+    assert {"run/logs/control.log", "run/logs/engine-0.log", "run/job.yaml", "host/hardware.json"} <= set(found)
+    assert "hf-5ecret" not in "".join(found.values())
+    elsewhere = run.directory / "elsewhere.tar.gz"
+    address = json.loads(found["live/nodes.json"])["nodes"][0]["control"]
+    ended = ran(BUNDLE, "--join", address, "--output", str(elsewhere), directory=run.directory, timeout_s=300.0)
+    assert ended.status == 0, ended
+    fetched = contents(elsewhere)
+    assert fetched["run/job.yaml"] == found["run/job.yaml"]
+    assert "run/logs/engine-0.log" in fetched
+    assert json.loads(fetched["run/summary.json"])["steps"] >= json.loads(found["run/summary.json"])["steps"]
 
 
 def test_what_is_not_there_is_named_with_what_is(run: LiveRun) -> None:
