@@ -1,8 +1,8 @@
-"""``bin/plan MIX.yaml --gpus N | --budget COST``: which hardware classes to take, and how many of each.
+"""``bin/plan MIX.yaml|RUN --gpus N | --budget COST``: which hardware classes to take, and how many of each.
 
-What a mix is: ``coordinator.resources.mix``. The table has the recommendation first, then the next best, then what one
-class alone would do. What is recommended was played on virtual time beside its rivals; ``--judge`` plays all that is
-shown, and prints what was counted beside what was expected.
+What a mix is: ``coordinator.resources.mix``; of a run it is what its trajectories really were. The table has the
+recommendation first, then the next best, then what one class alone would do. What is recommended was played on virtual
+time beside its rivals; ``--judge`` plays all that is shown, and prints what was counted beside what was expected.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 
 from coordinator.commands.usage import examples
 from coordinator.launching.exits import DONE, USAGE
+from coordinator.resources.measured import LEFT_OUT, mix_of_run
 from coordinator.resources.mix import Mix, MixError, load_mix
 from coordinator.resources.planner import Expectation, NoPlan, Recommendation, costs_of, recommend
 from coordinator.resources.simulation import Measured, simulate
@@ -29,10 +30,14 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog="plan",
         description="Recommend a mix of hardware classes for a mix of tasks.",
-        epilog=examples("plan examples/mix.yaml --gpus 32", "plan examples/mix.yaml --budget 60 --judge"),
+        epilog=examples(
+            "plan examples/mix.yaml --gpus 32",
+            "plan examples/mix.yaml --budget 60 --judge",
+            "plan runs/latest --gpus 8",
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("mix", type=Path, help="mix of tasks (YAML)")
+    result.add_argument("mix", type=Path, help="mix of tasks (YAML), or a run directory")
     limit = result.add_mutually_exclusive_group(required=True)
     limit.add_argument("--gpus", type=int, help="how many devices there may be")
     limit.add_argument("--budget", type=float, help="what they may cost, in the currency of classes.NAME.cost")
@@ -45,11 +50,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
-        mix = load_mix(arguments.mix)
+        mix = mix_of_run(arguments.mix) if arguments.mix.is_dir() else load_mix(arguments.mix)
         plan = recommend(mix, gpus=arguments.gpus, budget=arguments.budget)
     except (MixError, NoPlan) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
+    if arguments.mix.is_dir():
+        print(f"note: {LEFT_OUT}", file=sys.stderr)
     shown = _shown(mix, plan)
     played = _play(mix, shown, arguments.games) if arguments.judge else []
     print(_json(mix, plan, shown, played) if arguments.json else describe(mix, plan, shown, played))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.commands import plan
+from coordinator.resources.measured import model_size
 from coordinator.resources.mix import Candidate, Mix, MixError, convert_mix, load_mix
 from coordinator.resources.planner import NoPlan, candidates, costs_of, expect, recommend
 from coordinator.resources.simulation import simulate
@@ -63,6 +64,31 @@ def test_a_model_takes_as_many_devices_as_it_needs() -> None:
         device_cost("H20", ModelSize(parameters=250e9), memory_gib=48)
     with pytest.raises(ValueError, match="hardware class H999: no figures"):
         device_cost("H999", large)
+
+
+def test_a_models_size_is_that_of_its_config() -> None:
+    """SmolLM2-135M has 134.5 million parameters, Qwen3-8B 8.19 billion (their model cards)."""
+    smollm2 = {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    }
+    qwen3 = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+    }
+    assert model_size(smollm2).parameters == pytest.approx(134.5e6, rel=0.001)
+    assert model_size(qwen3).parameters == pytest.approx(8.19e9, rel=0.001)
+    assert model_size(qwen3).cache_bytes == 147_456
 
 
 # ---- what is expected -----------------------------------------------------------------------------------------------
@@ -146,6 +172,11 @@ def test_prefill_goes_to_compute_and_decoding_to_bandwidth() -> None:
     games, math = (recommend(mix(name, train=False), gpus=4).best for name in ("games", "mathematics"))
     assert games.candidate == Candidate((("H800", 4),))
     assert math.candidate == Candidate((("H20", 4),))
+
+
+def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([str(tmp_path), "--gpus", "4"]) == 2
+    assert f"error: {tmp_path}: cannot be read as a run: " in capsys.readouterr().err
 
 
 def test_what_cannot_be_built_is_one_line(tmp_path: Path) -> None:
