@@ -85,6 +85,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 0
     key_file: Path | None = None
+    written: Job | None = None  # before it was resolved: for nodes on other hosts, which do that for themselves
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -365,7 +366,7 @@ class Run:
         resume = "" if launch.resume_directory is None else str(launch.resume_directory)
         return Welcome(
             run=self._name,
-            job=msgspec.json.encode(launch.job),
+            job=msgspec.json.encode(launch.written or launch.job),
             job_directory=str(launch.job_directory),
             run_directory=str(self._directory.path),
             resume=resume,

@@ -72,7 +72,7 @@ def plan(hosts: HostList, job: str, overrides: list[str], runs: str) -> list[Par
         own = lead if role == "coordinator" else ["--join", join, "--join-timeout", str(JOIN_TIMEOUT_S)]
         words = [*command_of(hosts.start, role), *own, "--host", addresses[host.host], *key, "--stop-on-eof"]
         if role != "coordinator":
-            words += ["--name", f"{role}-{number[host.host]}"]
+            words += ["--name", f"{role}-{number[host.host]}", "--beside", ",".join(host.roles)]
         return Part(f"{role}@{host.host}", over_shell(hosts, host, words), leads=role == "coordinator")
 
     number = {host.host: index for index, host in enumerate(hosts.hosts)}

@@ -25,7 +25,7 @@ from typing import Any
 
 from actors.core import Ref
 from actors.core.logs import configure_logging
-from coordinator.commands.train import read_job_directory
+from coordinator.commands.train import read_as_written, read_job_directory
 from coordinator.facts import Facts
 from coordinator.job import Job, convert
 from coordinator.launching.exits import DEPOSED
@@ -93,13 +93,14 @@ def stand_by(path: Path, *, host: str, port: int, key_file: Path | None) -> int:
     affinity = build_affinity_map(probe())
     launch = Launch(
         job=job,
-        placement=resolve(job, affinity)[1],
+        placement=resolve(job, affinity, here=())[1],
         affinity=affinity,
         job_directory=read_job_directory(reader),
         local_roles=(),
         host=host,
         port=port,
         key_file=key_file,
+        written=read_as_written(reader),
     )
     configure_logging(f"{CONTROL}-{os.getpid()}", reader.logs, job=reader.path.name)
     return _to_the_end(_stand_by(launch, reader))

@@ -31,9 +31,9 @@ from bus.message import BusError, NodeAddress, NoSuchActor
 from bus.security import ClusterKey, SecurityError, check_exposure, read_key
 from coordinator.allegiance import Allegiance
 from coordinator.commands.lead import lead, stand_by
-from coordinator.commands.train import prepare, write_job_directory
+from coordinator.commands.train import settled, write_as_written, write_job_directory
 from coordinator.coordinator import MEMBER
-from coordinator.job import Job, JobError
+from coordinator.job import Job, JobError, load
 from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
 from coordinator.launching.hosts import LaunchError, numeric
 from coordinator.launching.leash import end_with_input
@@ -79,11 +79,21 @@ def parser(role: str) -> argparse.ArgumentParser:
         result.add_argument("--join", required=True, metavar="tcp://HOST:PORT", help="the coordinator's address")
         result.add_argument("--name", default="", help="name of this node (default: ROLE-PID)")
         wait = f"seconds to look for the coordinator (default: {JOIN_TIMEOUT_S:g})"
+        beside = "roles that share this host's devices, itself among them (default: all; for a host of its own: itself)"
+        result.add_argument("--beside", type=_roles, default=ROLES, metavar="ROLE,ROLE", help=beside)
         result.add_argument("--join-timeout", type=float, default=JOIN_TIMEOUT_S, metavar="SECONDS", help=wait)
     result.add_argument("--host", default="127.0.0.1", help="address of this host to listen on (default: loopback)")
     result.add_argument("--key-file", type=Path, help="cluster key; needed beyond loopback (make one with bin/keys)")
     result.add_argument("--stop-on-eof", action="store_true", help="end in order when standard input does")
     return result
+
+
+def _roles(text: str) -> tuple[Role, ...]:
+    names = [name for name in text.split(",") if name != "coordinator"]
+    unknown = [name for name in names if name not in ROLES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"expected roles out of {', '.join(ROLES)}; found {', '.join(unknown)}")
+    return tuple(role for role in ROLES if role in names)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,13 +131,16 @@ def _coordinate(arguments: argparse.Namespace) -> int:
         return stand_by(path, host=arguments.host, port=arguments.port, key_file=arguments.key_file)
     if arguments.job is None:
         raise JobError("expected a job file (or --standby-of RUN); see start-coordinator --help")
-    job, affinity, placement = prepare(arguments.job, arguments.overrides)
+    written = settled(load(arguments.job, arguments.overrides))
+    affinity = build_affinity_map(probe(), written.resource_profile)
+    job, placement = resolve(written, affinity, here=())
     job_directory = arguments.job.resolve().parent
     check_trackers(job)
     check_job(job, job_directory)
     with RunDirectory.create(arguments.runs, job.name) as directory:
         directory.write_job(job)
         write_job_directory(directory, job_directory)
+        write_as_written(directory, written)
         launch = Launch(
             job=job,
             placement=placement,
@@ -137,6 +150,7 @@ def _coordinate(arguments: argparse.Namespace) -> int:
             host=arguments.host,
             port=arguments.port,
             key_file=arguments.key_file,
+            written=written,
         )
         return lead(launch, directory)
 
@@ -194,7 +208,7 @@ async def _start(arguments: argparse.Namespace, node: Node, allegiance: Allegian
             takeover_s=job.coordinator.takeover_s,
         )
         affinity = build_affinity_map(hardware, job.resource_profile)
-        placement = resolve(job, affinity)[1]
+        job, placement = resolve(job, affinity, here=arguments.beside)
         for note in placement.notes:
             _say(note)
         binder = Binder(job.binding, placement, affinity, directory=directory, say=_say)

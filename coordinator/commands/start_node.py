@@ -72,7 +72,7 @@ def plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Part
         if role == "coordinator":
             return Part(f"coordinator-{index}", [*command_of(start, role), *lead, *own], leads=True)
         name = f"{role}-{index}"
-        return Part(name, [*command_of(start, role), *join, *own, "--name", name])
+        return Part(name, [*command_of(start, role), *join, *own, "--name", name, "--beside", ",".join(roles[index])])
 
     return [part(role) for role in roles[index]]
 

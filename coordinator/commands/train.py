@@ -160,6 +160,25 @@ def read_job_directory(directory: RunDirectory) -> Path:
         raise RunDirectoryError(f"{path}: cannot be read: {error}; is {directory.path} a run directory?") from None
 
 
+AS_WRITTEN = "job-as-written.json"
+"""File of a run directory whose roles are on several hosts: the job before it was resolved."""
+
+
+def write_as_written(directory: RunDirectory, job: Job) -> None:
+    (directory.path / AS_WRITTEN).write_bytes(msgspec.json.encode(job))
+
+
+def read_as_written(directory: RunDirectory) -> Job | None:
+    """None for a run on one host. Raises ``RunDirectoryError``."""
+    path = directory.path / AS_WRITTEN
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Job)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error}") from None
+
+
 def _resume(path: Path, overrides: list[str], *, dry_run: bool) -> int:
     with RunDirectory.open(path, own=True) as directory:
         if (directory.path / DEMONSTRATIONS).is_file():

@@ -14,6 +14,7 @@ import msgspec
 
 from actors.proxy.routing import preferred_class
 from coordinator.job import Job, JobError
+from coordinator.messages import ROLES, Role
 from coordinator.resources.binding import Binding, Need, bind, fallbacks
 from hwprobe import AffinityMap, Device
 
@@ -80,24 +81,26 @@ def policy_facts(job: Job) -> PolicyFacts:
         raise JobError(f"policy.path: {path}: not a usable config.json: {error!r}") from None
 
 
-def resolve(job: Job, affinity: AffinityMap, *, offline: bool = False) -> tuple[Job, Placement]:
-    """Replace every "auto" and place every process; ``offline``: for the trainer alone. Raises ``JobError`` for what
-    cannot fit."""
+def resolve(
+    job: Job, affinity: AffinityMap, *, offline: bool = False, here: tuple[Role, ...] = ROLES
+) -> tuple[Job, Placement]:
+    """Replace every "auto" and place every process of this host; ``here``: the roles that it has, which share what
+    there is; ``offline``: the trainer's alone. Raises ``JobError`` for what cannot fit."""
+    here = ("trainer",) if offline else here
+    plays = "proxy" in here
+    ranks, training = job.train.tensor_parallel, job.train.tensor_parallel if "trainer" in here else 0
     cpu = next(device for device in affinity.devices if device.id == "cpu")
     gpus = list(affinity.gpus)
-    ranks = job.train.tensor_parallel
-    if gpus and len(gpus) < ranks + (not offline):
-        raise JobError(
-            f"train.tensor_parallel: {ranks} ranks{'' if offline else ' and an engine'} need "
-            f"{ranks + (not offline)} GPUs, found {len(gpus)}"
-        )
+    if gpus and len(gpus) < training + plays:
+        needing = f"{training} ranks{' and an engine' if plays else ''}" if training else "an engine"
+        raise JobError(f"train.tensor_parallel: {needing} need {training + plays} GPUs, found {len(gpus)}")
     notes: list[str] = []
     for_training, for_rollout = [cpu] * ranks, [cpu]
     if gpus:
-        for_training, engines_on, notes = _split(affinity, ranks, job, offline=offline)
-        for_rollout = engines_on or for_rollout
+        trained_on, played_on, notes = _split(affinity, training, job, plays=plays)
+        for_training, for_rollout = trained_on or for_training, played_on or for_rollout
     engines = _or(job.rollout.engines, len(for_rollout))
-    processes = ranks if offline else engines + ranks
+    processes = max(1, training + (engines if plays else 0))
     threads = max(1, affinity.cores // processes)
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
@@ -128,8 +131,15 @@ def resolve(job: Job, affinity: AffinityMap, *, offline: bool = False) -> tuple[
         ),
         train=replace(job.train, threads=_or(job.train.threads, threads)),
     )
-    placement = _place(resolved, for_training, for_rollout, cpu)
-    return resolved, Placement(placement.of("trainer") if offline else placement.places, notes)
+    return resolved, Placement(_of_this_host(_place(resolved, for_training, for_rollout, cpu), here), notes)
+
+
+_PROCESSES: dict[Role, str] = {"trainer": "trainer", "proxy": "engine", "env": "env-worker", "reward": "reward-worker"}
+
+
+def _of_this_host(places: list[Place], here: tuple[Role, ...]) -> list[Place]:
+    kinds = {kind for role, kind in _PROCESSES.items() if role in here}
+    return [place for place in places if place.role in kinds]
 
 
 def _or(value: N | Literal["auto"], otherwise: N) -> N:
@@ -141,14 +151,12 @@ def _capacity(job: Job) -> int:
     return (1 + job.scheduling.alpha) * job.train.groups_per_step + job.scheduling.redundant_groups
 
 
-def _split(
-    affinity: AffinityMap, ranks: int, job: Job, *, offline: bool
-) -> tuple[list[Device], list[Device], list[str]]:
+def _split(affinity: AffinityMap, ranks: int, job: Job, *, plays: bool) -> tuple[list[Device], list[Device], list[str]]:
     """Devices for training, then for engines out of the rest (as many as the job says, or all), and where one of them
     is not of the preferred class, why."""
     by_name = {f"{device.host}/{device.id}": device for device in affinity.devices}
     needs = [Need(role="train", count=ranks)]
-    if not offline:
+    if plays:
         left = len(affinity.gpus) - ranks
         declared = preferred_class(job.rollout.affinity, job.environment.name)
         wanted = left if job.rollout.engines == "auto" else min(job.rollout.engines, left)
@@ -178,7 +186,7 @@ def _engine_kind(job: Job) -> Literal["torch", "vllm"]:
     return job.rollout.engine
 
 
-def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu: Device) -> Placement:
+def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu: Device) -> list[Place]:
     places: list[Place] = []
 
     def add(
@@ -195,7 +203,7 @@ def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu:
     if job.reward.function != "environment":
         for index in range(job.reward.workers):
             add(f"reward-worker-{index}", "reward-worker", cpu, 1)
-    return Placement(places)
+    return places
 
 
 def number(value: int | Literal["auto"]) -> int:

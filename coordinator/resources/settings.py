@@ -38,5 +38,5 @@ class ShareSettings(Settings, frozen=True):
 class BindingSettings(Settings, frozen=True):
     """``binding`` of a job."""
 
-    pin: Literal["auto", "off"] = "auto"  # auto: to one NUMA node each, where the host has several
+    pin: Literal["numa", "off"] = "numa"  # to one NUMA node each, where the host has several
     limits: dict[Kind, ShareSettings] = msgspec.field(default_factory=dict)

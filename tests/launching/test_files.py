@@ -123,3 +123,14 @@ def test_the_unit_waits_for_readiness_and_its_command_would_be_taken() -> None:
         assert (ROOT / "bin" / Path(command.replace("%i", role)).name).is_file()
     parsed = start.parser("env").parse_args(words)
     assert parsed.join == "${ROLLART_JOIN}"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """With a command that is there, since it asks for that."""
+    unit = (DEPLOY / "systemd" / "rollart@.service").read_text()
+    path = tmp_path / "rollart@env.service"
+    path.write_text(unit.replace("/opt/rollart/bin/start-%i", "/bin/true").replace("file:///opt", "file:///"))
+    words = ["systemd-analyze", "verify", "--man=no", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

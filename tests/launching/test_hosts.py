@@ -102,7 +102,7 @@ def test_the_shell_gets_one_quoted_command_line(tmp_path: Path, capsys: pytest.C
         *ssh,
         "gpu-b",
         "cd '/shared/my work' && exec /opt/bin/start-env --join tcp://10.0.0.1:5600 --join-timeout 300"
-        " --host 10.0.0.2 --key-file /k/cluster.key --stop-on-eof --name env-1",
+        " --host 10.0.0.2 --key-file /k/cluster.key --stop-on-eof --name env-1 --beside proxy,env",
     ]
 
 
@@ -125,8 +125,8 @@ def test_a_host_finds_its_number_in_what_slurm_says() -> None:
     join = ["--join", "tcp://127.0.0.1:5600", "--join-timeout", "300"]
     own = ["--host", "127.0.0.2", "--key-file", "k", "--stop-on-eof"]
     assert [part.words for part in parts] == [
-        ["s-proxy", *join, *own, "--name", "proxy-1"],
-        ["s-env", *join, *own, "--name", "env-1"],
+        ["s-proxy", *join, *own, "--name", "proxy-1", "--beside", "proxy,env"],
+        ["s-env", *join, *own, "--name", "env-1", "--beside", "proxy,env"],
     ]
     with pytest.raises(LaunchError, match=r"--index: not given, and \$SLURM_NODEID is no number"):
         start_node.plan(arguments, {})

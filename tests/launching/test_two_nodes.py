@@ -10,9 +10,11 @@ import stat
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from bus.security import make_key
+from coordinator.resources.measured import mix_of_run
 from hwprobe.delegation import standing
 from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance
 from tests.support.running import ROOT, Command, ran
@@ -63,17 +65,21 @@ def hosts_that_joined(stdout: str) -> set[str]:
 def check_run(directory: Path, stdout: str) -> None:
     assert [step["version"] for step in Run.latest(directory).steps()] == [1]
     assert balance(stdout)["trained"] == 8  # one step of two groups of four
+    mix = mix_of_run(Run.latest(directory).path)
+    assert (mix.in_flight, list(mix.tasks)) == (16, ["frozenlake"])  # (1 + alpha) times two groups of four
+    assert 1 <= mix.tasks["frozenlake"].turns <= 3
     why = standing().missing.get("memory")
     assert (f"memory of env-worker is not limited: {why}" in stdout) == (why is not None)
     assert hosts_that_joined(stdout) == {"trainer-0", "weightsync-0", "reward-0", "proxy-1", "env-1"}
 
 
-def test_a_two_node_job_runs_under_slurm(tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
+def sbatch(directory: Path, *overrides: str) -> Command:
+    """The batch script, as Slurm would run it on the first of two nodes."""
+    tools = directory / "tools"
     tools.mkdir()
     script(tools, "srun", SRUN)
     script(tools, "scontrol", SCONTROL)
-    words = ["bash", str(ROOT / "deploy" / "slurm" / "rollart.sbatch"), str(FROZENLAKE), *SHORT]
+    words = ["bash", str(ROOT / "deploy" / "slurm" / "rollart.sbatch"), str(FROZENLAKE), *SHORT, *overrides]
     environment = {
         "PATH": f"{tools}:/usr/bin:/bin",
         "SLURM_JOB_ID": "4711",
@@ -83,7 +89,29 @@ def test_a_two_node_job_runs_under_slurm(tmp_path: Path) -> None:
         "ROLLART_START_NODE": f"{sys.executable} -m coordinator.commands.start_node",
         "ROLLART_KEYS": f"{sys.executable} -m coordinator.commands.keys",
     }
-    command = Command("sbatch", words, tmp_path, environment)
+    return Command("sbatch", words, directory, environment)
+
+
+def host_list(directory: Path) -> Path:
+    """Two hosts, reached by a stand-in for ssh."""
+    ssh = script(directory, "ssh", SSH)
+    key = directory / "cluster.key"
+    make_key(key)
+    hosts = {
+        "port": free_port(),
+        "key_file": str(key),
+        "directory": str(directory),
+        "start": f"{sys.executable} -m coordinator.commands.start {{role}}",
+        "shell": [str(ssh), "{host}"],
+        "hosts": [{"host": "first", "address": "127.0.0.1"}, {"host": "second", "address": "127.0.0.2"}],
+    }
+    path = directory / "hosts.yaml"
+    path.write_text(yaml.safe_dump(hosts))
+    return path
+
+
+def test_a_two_node_job_runs_under_slurm(tmp_path: Path) -> None:
+    command = sbatch(tmp_path)
     try:
         assert command.wait(timeout_s=TIMEOUT_S) == 0, command.said()
         assert command.leftovers(grace_s=5.0) == []
@@ -95,23 +123,37 @@ def test_a_two_node_job_runs_under_slurm(tmp_path: Path) -> None:
 
 
 def test_a_two_node_job_runs_over_a_bare_host_list(tmp_path: Path) -> None:
-    ssh = script(tmp_path, "ssh", SSH)
-    key = tmp_path / "cluster.key"
-    make_key(key)
-    hosts = {
-        "port": free_port(),
-        "key_file": str(key),
-        "directory": str(tmp_path),
-        "start": f"{sys.executable} -m coordinator.commands.start {{role}}",
-        "shell": [str(ssh), "{host}"],
-        "hosts": [{"host": "first", "address": "127.0.0.1"}, {"host": "second", "address": "127.0.0.2"}],
-    }
-    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump(hosts))
-    words = [str(tmp_path / "hosts.yaml"), str(FROZENLAKE), *SHORT]
+    words = [str(host_list(tmp_path)), str(FROZENLAKE), *SHORT]
     ended = ran("coordinator.commands.launch", *words, directory=tmp_path, timeout_s=TIMEOUT_S)
     assert (ended.status, ended.leftovers) == (0, []), ended
     check_run(tmp_path, ended.stdout)
     assert sorted((tmp_path / "ssh.asked").read_text().split()) == ["first"] * 4 + ["second"] * 2
+
+
+@pytest.mark.deep
+def test_a_job_that_slurm_ends_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """SIGTERM to the batch script, as ten minutes before the time limit."""
+    command = sbatch(tmp_path, "train.steps=100000")
+    check_interrupted(command, tmp_path)
+
+
+@pytest.mark.deep
+def test_a_launch_that_is_interrupted_leaves_a_checkpoint(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "coordinator.commands.launch", str(host_list(tmp_path)), str(FROZENLAKE), *SHORT]
+    check_interrupted(Command("launch", [*words, "train.steps=100000"], tmp_path, {}), tmp_path)
+
+
+def check_interrupted(command: Command, directory: Path) -> None:
+    try:
+        command.wait_for(r"step \d+/100000", timeout_s=TIMEOUT_S)
+        command.send(signal.SIGTERM)
+        assert command.wait(timeout_s=TIMEOUT_S) == 130, command.said()
+        assert command.leftovers(grace_s=5.0) == []
+    finally:
+        command.kill()
+    (version,) = Run.latest(directory).checkpoints()
+    assert version >= 1
+    assert balance(command.stdout)["trained"] == 8 * version
 
 
 def test_a_role_that_finds_no_coordinator_says_so_by_its_status(tmp_path: Path) -> None:

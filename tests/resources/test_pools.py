@@ -154,6 +154,19 @@ def test_a_job_takes_training_from_compute_and_all_the_rest_for_engines() -> Non
     assert placement.notes == []
 
 
+def test_a_role_on_a_host_of_its_own_gets_all_that_is_there() -> None:
+    alone = cluster(host("a", "H800", 2))
+    _, engines = resolve(job({}), alone, here=("proxy",))
+    assert [(place.name, place.device, place.threads) for place in engines.places] == [
+        ("engine-0", "gpu0", 4),
+        ("engine-1", "gpu1", 4),
+    ]
+    _, trainer = resolve(job({}), alone, here=("trainer",))
+    assert [(place.name, place.device, place.threads) for place in trainer.places] == [("trainer-0", "gpu0", 8)]
+    resolved, nobody = resolve(job({}), cluster(host("a", "H800", 1)), here=())  # a coordinator alone
+    assert (nobody.places, resolved.rollout.engines) == ([], 1)
+
+
 def test_a_job_says_where_it_fell_back() -> None:
     _, placement = resolve(job({"frozenlake": "H20"}, engines=1), cluster(host("a", "H800", 2)))
     assert placement.notes == ["decode: 1 x H800 instead of H20: there is no H20"]
