@@ -16,6 +16,7 @@ import yaml
 
 from actors.policy import Policy, Qwen3Shape
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
+from coordinator.metadata.credentials import CredentialsError, read_credentials
 from coordinator.metadata.spec import parse_spec
 from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
 from coordinator.resources.settings import BindingSettings
@@ -53,6 +54,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 class CoordinatorSettings(Settings, frozen=True):
     store: str = "embedded"  # or zk://host:port,host:port; several ensembles separated by ";"
+    store_credentials: str | None = None  # a file with user, password, tls (coordinator.metadata.credentials)
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
     silence_s: float = 20.0  # a process or node without a sign of life for this long is dead
@@ -164,10 +166,7 @@ def check(job: Job) -> None:
         _check_shape(job.policy.shape)
     elif not (Path(job.policy.path) / "config.json").is_file():
         raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there){_hint(job)}")
-    try:
-        parse_spec(job.coordinator.store)
-    except ValueError as error:
-        raise JobError(f"coordinator.store: {error}") from None
+    _check_store(job.coordinator)
     try:
         check_settings(job.trackers)
     except TrackersUnusable as error:
@@ -184,6 +183,17 @@ def _check_mix(job: Job) -> None:
 def _hint(job: Job) -> str:
     smollm2 = job.policy.path is not None and Path(job.policy.path).name.startswith("smollm2")
     return ": bin/fetch-model smollm2 makes it, run from the same place" if smollm2 else ""
+
+
+def _check_store(settings: CoordinatorSettings) -> None:
+    try:
+        parse_spec(settings.store)
+        if settings.store_credentials is not None:
+            read_credentials(Path(settings.store_credentials))
+    except CredentialsError as error:
+        raise JobError(f"coordinator.store_credentials: {error}") from None
+    except ValueError as error:
+        raise JobError(f"coordinator.store: {error}") from None
 
 
 def _positive(job: Job) -> dict[str, float | Literal["auto"]]:

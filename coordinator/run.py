@@ -35,7 +35,7 @@ from coordinator.job import Job
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
 from coordinator.losses import LossWatch
 from coordinator.messages import ROLES, Announced, Join, Role, Welcome
-from coordinator.metadata import open_store
+from coordinator.metadata import credentials, open_store
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import StoreError
 from coordinator.observe.progress import Progress
@@ -238,6 +238,7 @@ class Run:
                 directory=self._directory.path / "metadata",
                 timeout_s=settings.store_timeout_s,
                 measure=self._shards,
+                credentials=credentials.named(settings.store_credentials),
             )
         )
         try:

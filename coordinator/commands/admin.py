@@ -2,6 +2,7 @@
 
 admin status            admin actors control        admin help
 admin pause             admin set alpha 2           admin --json trajectories
+admin shards show --store zk://HOME                 (add, remove, resume: ``coordinator.commands.shards``)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from bus.message import BusError
 from bus.security import SecurityError, read_key
+from coordinator.commands import shards
 from coordinator.commands.usage import examples
 from coordinator.shell.connection import ANSWER_S, Connection, ShellError, find, open_node
 from coordinator.shell.shell import Shell
@@ -42,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["shards"] and words[1:2] and words[1] in shards.VERBS:  # of a store, which outlives any run
+        return shards.main(words[1:])
     arguments = parser().parse_intermixed_args(argv)
     try:
         return asyncio.run(_main(arguments))

@@ -30,7 +30,7 @@ from coordinator.facts import Facts
 from coordinator.job import Job, convert
 from coordinator.launching.exits import DEPOSED
 from coordinator.leadership import Candidate, Deposed, Term, bury
-from coordinator.metadata import open_store
+from coordinator.metadata import credentials, open_store
 from coordinator.metadata.protocol import MetadataStore, StoreError
 from coordinator.observe.progress import Progress, open_progress
 from coordinator.observe.rundir import RunDirectory
@@ -180,6 +180,7 @@ def _open(job: Job, directory: Path) -> Coroutine[Any, Any, MetadataStore]:
         directory=directory / "metadata",
         timeout_s=settings.store_timeout_s,
         session_timeout_s=settings.session_s,
+        credentials=credentials.named(settings.store_credentials),
     )
 
 

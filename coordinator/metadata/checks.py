@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 
 from coordinator.metadata.protocol import (
     MAX_VALUE_BYTES,
+    Check,
+    CheckFailed,
     Create,
     Delete,
     EntryExists,
@@ -16,6 +18,7 @@ from coordinator.metadata.protocol import (
     NoEntry,
     Operation,
     Refused,
+    StoreError,
     StoreTimeout,
     VersionMismatch,
     Write,
@@ -69,7 +72,7 @@ def check_operations(operations: Sequence[Operation]) -> None:
         if isinstance(operation, Create | Write):
             check_value(operation.path, operation.value)
             total += len(operation.value)
-        if isinstance(operation, Write | Delete):
+        if isinstance(operation, Write | Delete | Check):
             check_expected(operation.path, operation.expected)
     if total > MAX_MULTI_BYTES:
         raise Refused(f"multi: values of {total} bytes in all; expected at most {MAX_MULTI_BYTES}; split it")
@@ -103,12 +106,24 @@ def version_mismatch(path: str, expected: int, found: int | None = None) -> Vers
     return VersionMismatch(f"{path}: expected version {expected}, found {other}; read it again and decide anew")
 
 
+def check_failed(path: str, expected: int, found: int | None = None) -> CheckFailed:
+    other = "another or none" if found is None else str(found)
+    return CheckFailed(f"{path}: checked for version {expected}, found {other}; nothing was changed", path)
+
+
 def has_children(path: str) -> HasChildren:
     return HasChildren(f"{path}: entries lie below it; delete those first")
 
 
 def ephemeral_parent(path: str) -> Refused:
     return Refused(f"{path}: an entry above it is ephemeral, and those have no children")
+
+
+def not_ours(path: str) -> StoreError:
+    return StoreError(
+        f"{path}: the entries there belong to a client with other store credentials; name the file that their owner "
+        "uses (coordinator.store_credentials)"
+    )
 
 
 def closed(store: str) -> Refused:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from coordinator.metadata import checks
-from coordinator.metadata.protocol import Change, Entry, MetadataStore, Operation, StoreError, Watch
+from coordinator.metadata.protocol import Change, Check, Done, Entry, Operation, StoreError, Watch
+from coordinator.metadata.shard import Raw, Shard
 from coordinator.metadata.tables import Tables
 from coordinator.metadata.watching import ChangeQueue
 
@@ -27,7 +28,7 @@ FILE = "metadata.sqlite3"
 LOCK = "metadata.lock"
 
 
-class EmbeddedStore(MetadataStore):
+class EmbeddedStore(Shard):
     """Made by ``open``; belongs to the event loop that opened it."""
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
@@ -76,11 +77,28 @@ class EmbeddedStore(MetadataStore):
         checks.check_expected(path, expected)
         await self._change(f"delete {path}", lambda tables: tables.delete(path, expected))
 
-    async def multi(self, operations: Sequence[Operation]) -> None:
+    async def multi(self, operations: Sequence[Operation]) -> list[Done]:
         operations = tuple(operations)
         checks.check_operations(operations)
         paths = ", ".join(operation.path for operation in operations)
-        await self._change(f"multi {paths}", lambda tables: tables.multi(operations))
+        return await self._change(f"multi {paths}", lambda tables: tables.multi(operations))
+
+    async def get_then(self, path: str, mark: str) -> tuple[Entry | None, Entry | None]:
+        checks.check_path(path)
+        return await self._call(f"get {path}", lambda: (self._opened().get(path), self._opened().get(mark)))
+
+    async def children_then(self, path: str, mark: str) -> tuple[list[str], Entry | None]:
+        checks.check_path(path)
+        return await self._call(f"children {path}", lambda: (self._opened().children(path), self._opened().get(mark)))
+
+    async def inspect(self, path: str) -> Raw | None:
+        return await self._call(f"inspect {path}", lambda: self._opened().inspect(path))
+
+    async def restore(self, raw: Raw, guard: Check, *, ephemeral: bool) -> None:
+        await self._change(f"restore {raw.path}", lambda tables: tables.restore(raw, guard, ephemeral))
+
+    async def raise_number(self, path: str, number: int, guard: Check) -> None:
+        await self._change(f"raise_number {path}", lambda tables: tables.raise_number(path, number, guard))
 
     def watch(self, prefix: str) -> Watch:
         checks.check_path(prefix)

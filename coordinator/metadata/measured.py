@@ -12,7 +12,9 @@ from contextlib import contextmanager
 
 import msgspec
 
-from coordinator.metadata.protocol import Entry, MetadataStore, Operation, StoreError, Watch
+from coordinator.metadata.protocol import Check, Create, Done, Entry, Operation, StoreError, Watch, Write
+from coordinator.metadata.shard import Raw
+from coordinator.metadata.shard import Shard as _Shard
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the histogram's buckets; a last one is for all that took longer."""
@@ -49,10 +51,10 @@ class Shard(msgspec.Struct):
         return self.operations[-1]
 
 
-class MeasuredStore(MetadataStore):
+class MeasuredStore(_Shard):
     """Owns the store that it is given, and notes every call's time under ``shard``."""
 
-    def __init__(self, store: MetadataStore, shard: Shard) -> None:
+    def __init__(self, store: _Shard, shard: Shard) -> None:
         self._store = store
         self._shard = shard
 
@@ -87,12 +89,42 @@ class MeasuredStore(MetadataStore):
         with self._timed("children"):
             return await self._store.children(path)
 
-    async def multi(self, operations: Sequence[Operation]) -> None:
-        with self._timed("multi"):
-            await self._store.multi(operations)
+    async def multi(self, operations: Sequence[Operation]) -> list[Done]:
+        with self._timed(_name_of(operations)):
+            return await self._store.multi(operations)
+
+    async def get_then(self, path: str, mark: str) -> tuple[Entry | None, Entry | None]:
+        with self._timed("get"):
+            return await self._store.get_then(path, mark)
+
+    async def children_then(self, path: str, mark: str) -> tuple[list[str], Entry | None]:
+        with self._timed("children"):
+            return await self._store.children_then(path, mark)
+
+    async def inspect(self, path: str) -> Raw | None:
+        return await self._store.inspect(path)
+
+    async def restore(self, raw: Raw, guard: Check, *, ephemeral: bool) -> None:
+        with self._timed("move"):
+            await self._store.restore(raw, guard, ephemeral=ephemeral)
+
+    async def raise_number(self, path: str, number: int, guard: Check) -> None:
+        await self._store.raise_number(path, number, guard)
 
     def watch(self, prefix: str) -> Watch:
         return self._store.watch(prefix)
 
     async def close(self) -> None:
         await self._store.close()
+
+
+def _name_of(operations: Sequence[Operation]) -> str:
+    """A single change under a shard's guard is that change."""
+    if len(operations) != 2 or not isinstance(operations[0], Check):
+        return "multi"
+    match operations[1]:
+        case Create():
+            return "create"
+        case Write():
+            return "write"
+    return "delete"

@@ -33,6 +33,7 @@ class Create(msgspec.Struct, frozen=True, tag=True):
     path: str
     value: bytes
     ephemeral: bool = False
+    sequential: bool = False
 
 
 class Write(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +47,16 @@ class Delete(msgspec.Struct, frozen=True, tag=True):
     expected: int | None = None
 
 
-Operation = Create | Write | Delete
+class Check(msgspec.Struct, frozen=True, tag=True):
+    """Changes nothing; the others are done only if this entry has that version."""
+
+    path: str
+    expected: int
+
+
+Operation = Create | Write | Delete | Check
+Done = str | int | None
+"""What an operation of a ``multi`` did: the path that was created, the version that was written, None."""
 
 
 class StoreError(RuntimeError):
@@ -63,6 +73,14 @@ class EntryExists(StoreError):
 
 class VersionMismatch(StoreError):
     """The entry was written by somebody else since it was read."""
+
+
+class CheckFailed(StoreError):
+    """A ``Check`` did not hold, so nothing was changed."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class HasChildren(StoreError):
@@ -114,16 +132,17 @@ class MetadataStore(Protocol):
     async def children(self, path: str) -> list[str]:
         """Names directly below ``path``, sorted; empty where there is nothing."""
 
-    async def multi(self, operations: Sequence[Operation]) -> None:
-        """All or none. On a sharded store all paths must lie on one shard (share a placement prefix)."""
+    async def multi(self, operations: Sequence[Operation]) -> list[Done]:
+        """All or none; what each did. Raises what the first one raises that fails (``CheckFailed`` for a ``Check``).
+        On a sharded store all paths must share a placement prefix."""
 
     def watch(self, prefix: str) -> Watch:
         """Changes of the entries directly below ``prefix``, from now on, until the iterator or the store is closed.
 
         What this client does or reads after the call comes after the start of the watch, so "watch, then read, then
         follow the changes" misses nothing. Writes in quick succession may be reported as one, an entry that came and
-        went between two looks not at all: a change says what to read again. Raises ``SessionLost`` from the
-        iterator. Must be called on a running event loop.
+        went between two looks not at all, and one that stayed as it was may be reported as written: a change says what
+        to read again. Raises ``SessionLost`` from the iterator. Must be called on a running event loop.
         """
 
     async def close(self) -> None:

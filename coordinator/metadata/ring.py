@@ -34,8 +34,12 @@ class Ring:
 
     def owner(self, prefix: str) -> str:
         """The shard that holds ``prefix``."""
-        point = int.from_bytes(blake2b(prefix.encode()).digest()[:_POINT_BYTES])
-        return self._owners[bisect_left(self._points, point) % len(self._points)]
+        return self._owners[bisect_left(self._points, point_of(prefix)) % len(self._points)]
+
+
+def point_of(prefix: str) -> int:
+    """Where a placement prefix lies on the circle of 2^64 points."""
+    return int.from_bytes(blake2b(prefix.encode()).digest()[:_POINT_BYTES])
 
 
 def _points(shard: str, count: int) -> list[int]:

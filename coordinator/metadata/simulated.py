@@ -21,6 +21,7 @@ from coordinator.metadata import checks
 from coordinator.metadata.protocol import (
     Change,
     Create,
+    Done,
     Entry,
     MetadataStore,
     Operation,
@@ -160,16 +161,17 @@ class SimulatedStore(MetadataStore):
         checks.check_expected(path, expected)
         await self._ask(f"delete {path}", lambda tables: tables.delete(path, expected))
 
-    async def multi(self, operations: Sequence[Operation]) -> None:
+    async def multi(self, operations: Sequence[Operation]) -> list[Done]:
         operations = tuple(operations)
         checks.check_operations(operations)
 
-        def multi(tables: Tables) -> tuple[None, list[Change]]:
-            result = tables.multi(operations)
-            self.ephemerals |= {each.path for each in operations if isinstance(each, Create) and each.ephemeral}
-            return result
+        def multi(tables: Tables) -> tuple[list[Done], list[Change]]:
+            done, changes = tables.multi(operations)
+            made = [(each, str(path)) for each, path in zip(operations, done, strict=True) if isinstance(each, Create)]
+            self.ephemerals |= {path for each, path in made if each.ephemeral}
+            return done, changes
 
-        await self._ask("multi " + ", ".join(operation.path for operation in operations), multi)
+        return await self._ask("multi " + ", ".join(operation.path for operation in operations), multi)
 
     def watch(self, prefix: str) -> Watch:
         checks.check_path(prefix)

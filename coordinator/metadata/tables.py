@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.metadata import checks
-from coordinator.metadata.protocol import Change, Create, Entry, Operation, StoreError, Write
+from coordinator.metadata.protocol import Change, Check, Create, Delete, Done, Entry, Operation, StoreError, Write
+from coordinator.metadata.shard import Raw, restored_version
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -67,11 +68,7 @@ class Tables:
 
     def create(self, path: str, value: bytes, ephemeral: bool, sequential: bool) -> tuple[str, list[Change]]:
         with self._transaction():
-            changes = self._make_parents(path)
-            if sequential:
-                path += f"{self._take_number(checks.parent_of(path)):010d}"
-            changes.append(self._insert(path, value, ephemeral))
-        return path, changes
+            return self._create(path, value, ephemeral, sequential)
 
     def write(self, path: str, value: bytes, expected: int | None) -> tuple[int, list[Change]]:
         with self._transaction():
@@ -81,19 +78,55 @@ class Tables:
         with self._transaction():
             return None, [self._remove(path, expected)]
 
-    def multi(self, operations: Sequence[Operation]) -> tuple[None, list[Change]]:
+    def multi(self, operations: Sequence[Operation]) -> tuple[list[Done], list[Change]]:
+        done: list[Done] = []
         changes: list[Change] = []
         with self._transaction():
             for operation in operations:
+                result: Done = None
                 if isinstance(operation, Create):
-                    changes += self._make_parents(operation.path)
-                    changes.append(self._insert(operation.path, operation.value, operation.ephemeral))
+                    result, made = self._create(
+                        operation.path, operation.value, operation.ephemeral, operation.sequential
+                    )
+                    changes += made
                 elif isinstance(operation, Write):
-                    self._update(operation.path, operation.value, operation.expected)
+                    result = self._update(operation.path, operation.value, operation.expected)
                     changes.append(Change("written", operation.path))
-                else:
+                elif isinstance(operation, Delete):
                     changes.append(self._remove(operation.path, operation.expected))
+                else:
+                    self._check(operation)
+                done.append(result)
+        return done, changes
+
+    def inspect(self, path: str) -> Raw | None:
+        row = self._connection.execute(
+            "SELECT value, version, ephemeral, next_number FROM entries WHERE path = ?", (path,)
+        ).fetchone()
+        return None if row is None else Raw(path, row[0], row[1], "me" if row[2] else "", row[3])
+
+    def restore(self, raw: Raw, guard: Check, ephemeral: bool) -> tuple[None, list[Change]]:
+        with self._transaction():
+            self._check(guard)
+            found = self.get(raw.path)
+            if found is None:
+                changes = [*self._make_parents(raw.path), self._insert(raw.path, raw.value, ephemeral)]
+                version = raw.version
+            else:
+                changes = [Change("written", raw.path)]
+                version = restored_version(raw, found)
+            self._connection.execute(
+                "UPDATE entries SET value = ?, version = ? WHERE path = ?", (raw.value, version, raw.path)
+            )
         return None, changes
+
+    def raise_number(self, path: str, number: int, guard: Check) -> tuple[None, list[Change]]:
+        with self._transaction():
+            self._check(guard)
+            self._connection.execute(
+                "UPDATE entries SET next_number = max(next_number, ?) WHERE path = ?", (number, path)
+            )
+        return None, []
 
     def drop_ephemerals(self) -> None:
         self._connection.execute("DELETE FROM entries WHERE ephemeral")
@@ -110,6 +143,18 @@ class Tables:
             self._connection.execute("ROLLBACK")
             raise
         self._connection.execute("COMMIT")
+
+    def _create(self, path: str, value: bytes, ephemeral: bool, sequential: bool) -> tuple[str, list[Change]]:
+        changes = self._make_parents(path)
+        if sequential:
+            path += f"{self._take_number(checks.parent_of(path)):010d}"
+        changes.append(self._insert(path, value, ephemeral))
+        return path, changes
+
+    def _check(self, check: Check) -> None:
+        entry = self.get(check.path)
+        if entry is None or entry.version != check.expected:
+            raise checks.check_failed(check.path, check.expected, None if entry is None else entry.version)
 
     def _make_parents(self, path: str) -> list[Change]:
         changes = []

@@ -1,79 +1,77 @@
 """The store on one ZooKeeper ensemble: every call ends within its deadline, and a session that is lost is said so.
 
-kazoo is imported here only. Its threads never touch the store's state: they post to the event loop. Entries live below
-``/rollart`` on the servers. Reads are preceded by a ``sync``, so that a client which was told of a change (by message,
-past the store) finds it on whatever server it reads from. A read is repeated when the connection is lost under it; a
-change is not, because whether it took effect is unknown: the caller gets ``StoreTimeout`` and looks.
+Entries live below ``/rollart`` on the servers. Reads are preceded by a ``sync``, so that a client which was told of a
+change (by message, past the store) finds it on whatever server it reads from. A read is repeated when the connection is
+lost under it; a change is not, because whether it took effect is unknown: the caller gets ``StoreTimeout`` and looks.
+Requests of several callers are under way together, in the order in which they were made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
-    BadVersionError,
-    ConnectionClosedError,
     ConnectionLoss,
     KazooException,
-    NoChildrenForEphemeralsError,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
-    NotEmptyError,
     RolledBackError,
     RuntimeInconsistency,
     SessionExpiredError,
 )
-from kazoo.protocol.states import KazooState, WatchedEvent
 
 from coordinator.metadata import checks
-from coordinator.metadata.following import Follower, Mark, ReadAgain
+from coordinator.metadata.credentials import Credentials
+from coordinator.metadata.following import Follower
 from coordinator.metadata.protocol import (
+    Check,
     Create,
     Delete,
+    Done,
     Entry,
-    MetadataStore,
     Operation,
     SessionLost,
     StoreError,
-    StoreTimeout,
     Watch,
     Write,
 )
+from coordinator.metadata.shard import Raw, Shard, restored_version
 from coordinator.metadata.watching import ChangeQueue
+from coordinator.metadata.zookeeper_session import Session, SessionReader
+from coordinator.metadata.zookeeper_terms import add_to, done_by, full, refusal_of, translated, version_of
 
-ROOT = "/rollart"
-_RECONNECT = {"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": 1.0}
+_STEPS_A_REQUEST = 1_000  # of a restored entry's history: well below the server's limit of 1 MB a request
 
 
-class ZooKeeperStore(MetadataStore):
+class ZooKeeperStore(Shard):
     """Made by ``open``; belongs to the event loop that opened it."""
 
-    def __init__(self, hosts: str, timeout_s: float, session_timeout_s: float) -> None:
-        self._name = f"zk://{hosts}"
+    def __init__(self, hosts: str, timeout_s: float, session_timeout_s: float, credentials: Credentials | None) -> None:
         self._timeout_s = timeout_s
-        self._session_timeout_s = session_timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._client = KazooClient(hosts=hosts, timeout=session_timeout_s, connection_retry=dict(_RECONNECT))
-        self._connected = asyncio.Event()
-        self._lost: str | None = None  # why the session ended; set on kazoo's thread, before it makes another one
+        self._session = Session(hosts, timeout_s, session_timeout_s, credentials, self._lost)
+        self._client = self._session.client
         self._followers: dict[Follower, asyncio.Task[None]] = {}
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, hosts: str, *, timeout_s: float, session_timeout_s: float = 4.0) -> ZooKeeperStore:
-        """Connect to the ensemble ``host:port,host:port``. Raises ``StoreTimeout`` where no server answers in time.
-        ``session_timeout_s``: how long the servers keep this client's ephemeral entries after its last sign of life
-        (they may bound it)."""
-        store = cls(hosts, timeout_s, session_timeout_s)
-        store._client.add_listener(store._on_state)
+    async def open(
+        cls,
+        hosts: str,
+        *,
+        timeout_s: float,
+        session_timeout_s: float = 4.0,
+        credentials: Credentials | None = None,
+    ) -> ZooKeeperStore:
+        """Connect to the ensemble ``host:port,host:port``. Raises ``StoreTimeout`` where no server answers in time,
+        ``StoreError`` where the entries there are somebody else's. ``session_timeout_s``: how long the servers keep
+        this client's ephemeral entries after its last sign of life (they may bound it)."""
+        store = cls(hosts, timeout_s, session_timeout_s, credentials)
         try:
-            store._client.start_async()
-            await store._connect()
+            await store._session.start()
         except BaseException:
             await store.close()
             raise
@@ -81,68 +79,80 @@ class ZooKeeperStore(MetadataStore):
 
     async def get(self, path: str) -> Entry | None:
         checks.check_path(path)
-        try:
-            value, stat = await self._read(f"get {path}", path, lambda: self._client.get_async(_full(path)))
-        except NoNodeError:
-            return None
-        return Entry(path, value, stat.version)
+        (found,) = await self._read(f"get {path}", path, lambda: [self._client.get_async(full(path))])
+        return _entry(path, found)
 
     async def children(self, path: str) -> list[str]:
         checks.check_path(path)
-        try:
-            names = await self._read(f"children {path}", path, lambda: self._client.get_children_async(_full(path)))
-        except NoNodeError:
-            return []
-        return sorted(names)
+        (names,) = await self._read(f"children {path}", path, lambda: [self._client.get_children_async(full(path))])
+        return sorted(names or [])
+
+    async def get_then(self, path: str, mark: str) -> tuple[Entry | None, Entry | None]:
+        checks.check_path(path)
+        found, marked = await self._read(
+            f"get {path}", path, lambda: [self._client.get_async(full(path)), self._client.get_async(full(mark))]
+        )
+        return _entry(path, found), _entry(mark, marked)
+
+    async def children_then(self, path: str, mark: str) -> tuple[list[str], Entry | None]:
+        checks.check_path(path)
+        names, marked = await self._read(
+            f"children {path}",
+            path,
+            lambda: [self._client.get_children_async(full(path)), self._client.get_async(full(mark))],
+        )
+        return sorted(names or []), _entry(mark, marked)
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False, sequential: bool = False) -> str:
         checks.check_changed_path(path)
         checks.check_value(path, value)
         made = await self._change(
-            path,
             f"create {path}",
+            Create(path, value),
             lambda: self._client.create_async(
-                _full(path), value, ephemeral=ephemeral, sequence=sequential, makepath=True
+                full(path), value, ephemeral=ephemeral, sequence=sequential, makepath=True
             ),
         )
-        return str(made)[len(ROOT) :]
+        return str(made)
 
     async def write(self, path: str, value: bytes, *, expected: int | None = None) -> int:
         checks.check_changed_path(path)
         checks.check_value(path, value)
         checks.check_expected(path, expected)
-        stat = await self._change(
-            path,
+        version = await self._change(
             f"write {path}",
-            lambda: self._client.set_async(_full(path), value, version=_version(expected)),
-            expected,
+            Write(path, value, expected),
+            lambda: self._client.set_async(full(path), value, version=version_of(expected)),
         )
-        return int(stat.version)
+        return int(version or 0)
 
     async def delete(self, path: str, *, expected: int | None = None) -> None:
         checks.check_changed_path(path)
         checks.check_expected(path, expected)
         await self._change(
-            path,
             f"delete {path}",
-            lambda: self._client.delete_async(_full(path), version=_version(expected)),
-            expected,
+            Delete(path, expected),
+            lambda: self._client.delete_async(full(path), version=version_of(expected)),
         )
 
-    async def multi(self, operations: Sequence[Operation]) -> None:
+    async def multi(self, operations: Sequence[Operation]) -> list[Done]:
         operations = tuple(operations)
         checks.check_operations(operations)
         doing = f"multi {', '.join(operation.path for operation in operations)}"
+        if not operations:
+            return []
         async with self._within(doing):
-            while operations and not await self._commit(doing, await self._with_parents(doing, operations)):
-                pass  # somebody made or deleted a parent meanwhile: look again
+            done = await self._commit(doing, [(operation, False) for operation in operations])
+            while done is None:  # a parent was missing, or somebody made or deleted one meanwhile: look
+                done = await self._commit(doing, await self._with_parents(doing, operations))
+            return done
 
     def watch(self, prefix: str) -> Watch:
         checks.check_path(prefix)
         self._check_open()
         watch = ChangeQueue(on_close=lambda _: task.cancel())
         follower = Follower(prefix, watch)
-        task = self._loop.create_task(follower.run(_Reader(self, follower)))
+        task = asyncio.get_running_loop().create_task(follower.run(SessionReader(self._session, follower)))
         self._followers[follower] = task
         task.add_done_callback(lambda _: self._stopped_following(follower))
         return watch
@@ -152,55 +162,17 @@ class ZooKeeperStore(MetadataStore):
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
-    async def _connect(self) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._connected.wait()
-                await self._ask("open", lambda: self._client.ensure_path_async(ROOT), repeat=True)
-        except TimeoutError:
-            raise StoreTimeout(
-                f"{self._name}: no session within {self._timeout_s:g} s; expected a ZooKeeper server at each of these "
-                "addresses, and a majority of them running"
-            ) from None
-
     async def _close(self) -> None:
-        self._connected.set()  # whoever waits for a connection learns that the store is closed
         for follower, task in list(self._followers.items()):
             follower.watch.end()
             task.cancel()
-        stopped = self._loop.create_future()
-        # Where no server answers, kazoo waits for one to say goodbye to; a daemon thread keeps nobody from leaving.
-        threading.Thread(target=self._stop_client, args=(stopped,), name="metadata-close", daemon=True).start()
-        await asyncio.wait([stopped], timeout=self._timeout_s)
+        await self._session.stop()
 
-    def _stop_client(self, stopped: asyncio.Future[None]) -> None:
-        try:
-            self._client.stop()
-            self._client.close()
-        finally:
-            self._post(lambda: None if stopped.done() else stopped.set_result(None))
-
-    # What kazoo's threads call.
-
-    def _post(self, callback: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(callback)
-
-    def _on_state(self, state: str) -> None:
-        if state == KazooState.CONNECTED:
-            self._post(self._connected.set)
-        elif state == KazooState.SUSPENDED:
-            self._post(self._connected.clear)
-        elif state == KazooState.LOST and self._closing is None:
-            self._lost = f"{self._name}: the session was lost: the servers heard nothing of this client for too long"
-            self._post(self._on_lost)
-
-    def _on_lost(self) -> None:
-        self._connected.set()  # whoever waits for a connection learns that there will be none
+    def _lost(self, why: SessionLost) -> None:
         for follower in list(self._followers):
-            follower.watch.end(self._session_lost())
+            follower.watch.end(why)
         if self._closing is None:  # kazoo would begin a second session; ours is over
-            self._closing = self._loop.create_task(self._close())
+            self._closing = asyncio.get_running_loop().create_task(self._close())
 
     def _stopped_following(self, follower: Follower) -> None:
         task = self._followers.pop(follower)
@@ -210,69 +182,47 @@ class ZooKeeperStore(MetadataStore):
 
     # Asking.
 
-    def _session_lost(self) -> SessionLost:
-        return SessionLost(f"{self._lost}; its ephemeral entries are gone: open the store again and register anew")
-
     def _check_open(self) -> None:
-        if self._lost is not None:
-            raise self._session_lost()
+        self._session.check_open()
         if self._closing is not None:
-            raise checks.closed(self._name)
+            raise checks.closed(self._session.name)
 
     def _within(self, doing: str) -> AbstractAsyncContextManager[None]:
-        return checks.within(self._timeout_s, self._name, doing)
+        return checks.within(self._timeout_s, self._session.name, doing)
 
-    async def _read(self, doing: str, path: str, submit: Callable[[], Any]) -> Any:
-        def synced() -> Any:
-            self._client.sync_async(_full(path))  # a session's requests are answered in order: no need to wait for it
-            return submit()
+    async def _read(self, doing: str, path: str, submit: Callable[[], list[Any]]) -> list[Any]:
+        """The answers to requests that are submitted together, in their order; None where there is no entry."""
 
-        async with self._within(doing):
-            return await self._ask(doing, synced, repeat=True)
+        def synced() -> asyncio.Future[list[Any]]:
+            self._client.sync_async(full(path))  # a session's requests are answered in order: no need to wait for it
+            return asyncio.gather(*map(self._session.answer, submit()), return_exceptions=True)
 
-    async def _change(self, path: str, doing: str, submit: Callable[[], Any], expected: int | None = None) -> Any:
+        async def together() -> list[Any]:
+            answers = await synced()
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, NoNodeError):
+                    raise answer
+            return [None if isinstance(answer, NoNodeError) else answer for answer in answers]
+
         async with self._within(doing):
             try:
-                return await self._ask(doing, submit, repeat=False)
-            except KazooException as error:
-                raise _translated(error, path, expected) from None
+                return list(await self._ask(doing, lambda: asyncio.ensure_future(together()), repeat=True))
+            except NoAuthError as error:
+                raise translated(error, path) from None
 
-    async def _ask(self, doing: str, submit: Callable[[], Any], *, repeat: bool) -> Any:
-        """The answer; kazoo's own exceptions where the server refused."""
+    async def _change(self, doing: str, operation: Operation, submit: Callable[[], Any]) -> Done:
+        async with self._within(doing):
+            try:
+                result = await self._ask(doing, lambda: self._session.answer(submit()), repeat=False)
+            except KazooException as error:
+                raise refusal_of(operation, error) from None
+            return done_by(operation, result)
+
+    async def _ask(self, doing: str, request: Callable[[], asyncio.Future[Any]], *, repeat: bool) -> Any:
         self._check_open()
         for follower in list(self._followers):
             await follower.armed.wait()  # so that a watch sees whatever is done after it was asked for
-        while True:
-            await self._connection()
-            try:
-                return await self._answer(submit())
-            except ConnectionLoss:
-                if not repeat:
-                    raise StoreTimeout(
-                        f"{self._name}: the connection was lost during {doing}; it may have taken effect or not"
-                    ) from None
-            except (SessionExpiredError, ConnectionClosedError) as error:
-                self._check_open()
-                raise StoreError(f"{self._name}: the client is closed: {error}") from error
-
-    async def _connection(self) -> None:
-        """Wait for one: kazoo would keep a request for the next connection, long after its caller gave up."""
-        await self._connected.wait()
-        self._check_open()
-
-    def _answer(self, result: Any) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-
-        def settle() -> None:
-            if future.done():
-                return
-            if result.exception is not None:
-                future.set_exception(result.exception)
-            else:
-                future.set_result(result.value)
-
-        result.rawlink(lambda _: self._post(settle))
-        return future
+        return await self._session.ask(doing, request, repeat=repeat)
 
     # Multi.
 
@@ -293,94 +243,75 @@ class ZooKeeperStore(MetadataStore):
         return complete
 
     async def _exists(self, doing: str, path: str) -> bool:
-        stat = await self._ask(doing, lambda: self._client.exists_async(_full(path)), repeat=True)
-        return stat is not None
+        answer = lambda: self._session.answer(self._client.exists_async(full(path)))  # noqa: E731
+        return await self._ask(doing, answer, repeat=True) is not None
 
-    async def _commit(self, doing: str, operations: Sequence[tuple[Operation, bool]]) -> bool:
-        """False where only a parent stood in the way. Raises what the first operation that failed says."""
+    async def _commit(self, doing: str, operations: Sequence[tuple[Operation, bool]]) -> list[Done] | None:
+        """What each did that is no parent; None where only a parent stood in the way. Raises what the first operation
+        that failed says."""
 
-        def submit() -> Any:
+        def submit() -> asyncio.Future[Any]:
             transaction = self._client.transaction()
             for operation, _ in operations:
-                _add(transaction, operation)
-            return transaction.commit_async()
+                add_to(transaction, operation)
+            return self._session.answer(transaction.commit_async())
 
         results = await self._ask(doing, submit, repeat=False)
         for (operation, is_parent), result in zip(operations, results, strict=True):
             if not isinstance(result, Exception) or isinstance(result, RolledBackError | RuntimeInconsistency):
                 continue  # done, or undone only because another one failed
+            if isinstance(result, ConnectionLoss | SessionExpiredError):
+                raise StoreError(f"{self._session.name}: {doing}: {type(result).__name__}")
             if isinstance(result, NodeExistsError) and is_parent:
-                return False
+                return None
             if isinstance(result, NoNodeError) and isinstance(operation, Create):
-                return False
-            expected = None if isinstance(operation, Create) else operation.expected
-            raise _translated(result, operation.path, expected)
-        return True
+                return None
+            raise refusal_of(operation, result)
+        return [
+            done_by(operation, result)
+            for (operation, is_parent), result in zip(operations, results, strict=True)
+            if not is_parent
+        ]
+
+    # As one of several shards.
+
+    async def inspect(self, path: str) -> Raw | None:
+        (found,) = await self._read(f"inspect {path}", path, lambda: [self._client.get_async(full(path))])
+        if found is None:
+            return None
+        value, stat = found
+        # A server counts the children that were ever made below, and shows twice that less those that are left.
+        number = (stat.cversion + stat.numChildren) // 2
+        return Raw(path, value, stat.version, self._session.owner(stat.ephemeralOwner), number)
+
+    async def restore(self, raw: Raw, guard: Check, *, ephemeral: bool) -> None:
+        """A version counts writes, so as many are made: a thousand in a request."""
+        found = await self.get(raw.path)
+        steps: list[Operation] = []
+        if found is None:
+            writes = raw.version
+            steps.append(Create(raw.path, b"" if writes else raw.value, ephemeral=ephemeral))
+        else:
+            writes = restored_version(raw, found) - found.version
+        steps += [Write(raw.path, b"") for _ in range(writes - 1)]
+        steps += [Write(raw.path, raw.value)] if writes else []
+        await self._in_steps(steps, guard)
+
+    async def raise_number(self, path: str, number: int, guard: Check) -> None:
+        found = await self.inspect(path)
+        if found is None:
+            raise checks.no_entry(path)
+        passing = checks.child_of(path, "passing")  # nobody's: made and deleted in the same request
+        steps: list[Operation] = [Create(passing, b""), Delete(passing)] * (number - found.next_number)
+        await self._in_steps(steps, guard)
+
+    async def _in_steps(self, steps: Sequence[Operation], guard: Check) -> None:
+        for start in range(0, len(steps), _STEPS_A_REQUEST):
+            await self.multi([guard, *steps[start : start + _STEPS_A_REQUEST]])
 
 
-class _Reader:
-    """What a ``Follower`` reads with. kazoo keeps a watch function once a path, however often it is given."""
-
-    def __init__(self, store: ZooKeeperStore, follower: Follower) -> None:
-        self._store = store
-        self._follower = follower
-
-    async def names(self, prefix: str) -> list[str]:
-        while True:
-            try:
-                return list(await self._ask(self._store._client.get_children_async, prefix))
-            except NoNodeError:
-                if await self._ask(self._store._client.exists_async, prefix) is None:
-                    return []
-
-    async def mark(self, path: str) -> Mark | None:
-        stat = await self._ask(self._store._client.exists_async, path)
-        return None if stat is None else Mark(created=stat.czxid, written=stat.mzxid)
-
-    async def _ask(self, read: Callable[..., Any], path: str) -> Any:
-        await self._store._connection()
-        try:
-            return await self._store._answer(read(_full(path), watch=self._on_event))
-        except ConnectionLoss:
-            raise ReadAgain from None
-        except (SessionExpiredError, ConnectionClosedError):
-            self._store._check_open()
-            raise
-
-    def _on_event(self, event: WatchedEvent) -> None:
-        """On kazoo's thread."""
-        path = None if event.path is None else event.path[len(ROOT) :]  # None: the connection and the watches are gone
-        self._store._post(lambda: self._follower.doubt(path))
-
-
-def _full(path: str) -> str:
-    return ROOT if path == "/" else ROOT + path
-
-
-def _version(expected: int | None) -> int:
-    return -1 if expected is None else expected
-
-
-def _add(transaction: Any, operation: Operation) -> None:
-    path = _full(operation.path)
-    if isinstance(operation, Create):
-        transaction.create(path, operation.value, ephemeral=operation.ephemeral)
-    elif isinstance(operation, Write):
-        transaction.set_data(path, operation.value, _version(operation.expected))
-    else:
-        transaction.delete(path, _version(operation.expected))
-
-
-def _translated(error: Exception, path: str, expected: int | None) -> StoreError:
-    match error:
-        case NodeExistsError():
-            return checks.entry_exists(path)
-        case NoNodeError():
-            return checks.no_entry(path)
-        case BadVersionError() if expected is not None:
-            return checks.version_mismatch(path, expected)
-        case NotEmptyError():
-            return checks.has_children(path)
-        case NoChildrenForEphemeralsError():
-            return checks.ephemeral_parent(path)
-    return StoreError(f"{path}: the ZooKeeper server refused: {type(error).__name__} {error}".rstrip())
+def _entry(path: str, found: Any) -> Entry | None:
+    if found is None:
+        return None
+    value, stat = found
+    return Entry(path, value, stat.version)

@@ -5,19 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.metadata.credentials import Credentials
 from tests.metadata.backends import Backend
 from tests.support.zookeeper import Server, running_servers, zookeeper_ensemble, zookeeper_servers
 
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[list[str]]:
-    """Two independent servers, shared: nobody kills these."""
-    with zookeeper_servers(2) as addresses:
+    """Four independent servers, shared: nobody kills these."""
+    with zookeeper_servers(4) as addresses:
         yield addresses
 
 
 @pytest.fixture(scope="session")
 def lone_server() -> Iterator[list[str]]:
+    with zookeeper_servers(1) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="session")
+def guarded_server() -> Iterator[list[str]]:
+    """One whose entries belong to clients with credentials."""
     with zookeeper_servers(1) as addresses:
         yield addresses
 
@@ -35,8 +43,9 @@ def victim() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["embedded", "one_server", "ensemble", "sharded"])
+@pytest.fixture(params=["embedded", "one_server", "ensemble", "sharded", "authenticated"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    credentials = None
     match request.param:
         case "one_server":
             spec = "zk://" + request.getfixturevalue("lone_server")[0]
@@ -44,6 +53,9 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
             spec = "zk://" + ",".join(request.getfixturevalue("ensemble"))
         case "sharded":
             spec = "zk://" + ";".join(request.getfixturevalue("servers"))
+        case "authenticated":
+            spec = "zk://" + request.getfixturevalue("guarded_server")[0]
+            credentials = Credentials(user="rollart", password="a secret: of tests")
         case _:
             spec = "embedded"
-    return Backend(spec, tmp_path)
+    return Backend(spec, tmp_path, credentials=credentials)

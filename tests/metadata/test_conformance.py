@@ -1,4 +1,4 @@
-"""What every store does, whichever it is: embedded, one ZooKeeper, an ensemble of three, two servers as shards."""
+"""What every store does: the embedded one, one ZooKeeper (with ACLs too), an ensemble of three, four ensembles."""
 
 from __future__ import annotations
 

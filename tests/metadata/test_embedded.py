@@ -96,7 +96,7 @@ def test_a_store_of_a_later_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_held_by_another_program_is_a_timeout_and_not_a_hang(tmp_path: Path) -> None:
     async def scenario() -> None:
-        store = await EmbeddedStore.open(tmp_path, timeout_s=0.2)
+        store = await EmbeddedStore.open(tmp_path, timeout_s=2.0)
         await store.create("/a", b"")
         intruder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
         intruder.execute("BEGIN IMMEDIATE")

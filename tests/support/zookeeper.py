@@ -2,8 +2,9 @@
 
 ``with zookeeper_servers(count=2) as addresses`` starts independent servers, ``with zookeeper_ensemble(size=3) as
 addresses`` one replicated ensemble; ``running_servers`` and ``running_ensemble`` yield the ``Server`` objects, which
-can be killed, paused and started again. The kernel kills the servers with the thread that started them, so that an
-interrupted run leaves none behind. Data lies in a temporary directory, without fsync.
+can be killed, paused and started again; ``secure_server`` one that speaks TLS besides. The kernel kills the servers
+with the thread that started them, so that an interrupted run leaves none behind. Data lies in a temporary directory,
+without fsync unless ``sync``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
+NETTY_JARS = tuple(  # what zookeeper.jar's own list of its libraries leaves out
+    f"/usr/share/java/netty-{name}.jar" for name in ("codec", "resolver", "transport-native-unix-common")
+)
 START_TIMEOUT_S = 30.0
 _ATTEMPTS = 3  # another process may take a free port before the server does
 _PR_SET_PDEATHSIG = 1
@@ -32,12 +36,16 @@ class ServerFailed(RuntimeError):
 
 
 class Server:
-    """One server process. ``peers`` are the ``server.N`` lines of an ensemble's configuration, empty for a lone one."""
+    """One server process. ``more`` are further lines of its configuration: ``server.N`` for the members of an ensemble,
+    what it needs for TLS. ``sync``: what it acknowledges is on the disk."""
 
-    def __init__(self, directory: Path, port: int, identity: int = 1, peers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, port: int, identity: int = 1, more: Sequence[str] = (), sync: bool = False
+    ) -> None:
         self.address = f"127.0.0.1:{port}"
         self._directory = directory
         self._log = directory / "log"
+        self._sync = "yes" if sync else "no"
         self._process: subprocess.Popen[bytes] | None = None
         (directory / "data").mkdir(parents=True)
         (directory / "data" / "myid").write_text(str(identity))
@@ -53,7 +61,7 @@ class Server:
                     "syncLimit=10",
                     "minSessionTimeout=1000",
                     "maxSessionTimeout=60000",
-                    *peers,
+                    *more,
                     "",
                 ]
             )
@@ -67,8 +75,8 @@ class Server:
                 [
                     _java(),
                     *("-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
-                    *("-Dzookeeper.jmx.log4j.disable=true", "-Dzookeeper.forceSync=no"),
-                    *("-cp", ":".join(JARS)),
+                    *("-Dzookeeper.jmx.log4j.disable=true", f"-Dzookeeper.forceSync={self._sync}"),
+                    *("-cp", ":".join(JARS + NETTY_JARS)),
                     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
                     str(self._directory / "zoo.cfg"),
                 ],
@@ -109,12 +117,12 @@ class Server:
 
 
 @contextmanager
-def running_servers(count: int = 1) -> Iterator[list[Server]]:
+def running_servers(count: int = 1, *, sync: bool = False) -> Iterator[list[Server]]:
     """Independent servers, all serving."""
     with _directory() as directory, _killed_at_the_end() as servers:
         for number in range(count):
             for attempt in range(_ATTEMPTS):
-                server = Server(directory / f"{number}-{attempt}", _free_ports(1)[0])
+                server = Server(directory / f"{number}-{attempt}", _free_ports(1)[0], sync=sync)
                 servers.append(server)
                 server.start()
                 if _serves([server], last=attempt == _ATTEMPTS - 1):
@@ -144,6 +152,30 @@ def running_ensemble(size: int = 3) -> Iterator[list[Server]]:
                 server.kill()
             servers.clear()
         yield servers
+
+
+@contextmanager
+def secure_server(own: Path, trusted: Path) -> Iterator[tuple[Server, str]]:
+    """A server that serves, and its address for TLS, where it asks for a certificate. ``own`` (a key and a certificate)
+    and ``trusted`` are PEM files."""
+    with _directory() as directory, _killed_at_the_end() as servers:
+        for attempt in range(_ATTEMPTS):
+            port, secure = _free_ports(2)
+            tls = [
+                f"secureClientPort={secure}",
+                "secureClientPortAddress=127.0.0.1",
+                "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+                *(f"ssl.keyStore.location={own}", "ssl.keyStore.type=PEM"),
+                *(f"ssl.trustStore.location={trusted}", "ssl.trustStore.type=PEM"),
+                "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+            ]
+            server = Server(directory / str(attempt), port, more=tls)
+            servers.append(server)
+            server.start()
+            if _serves([server], last=attempt == _ATTEMPTS - 1):
+                yield server, f"127.0.0.1:{secure}"
+                return
+            servers.remove(server)
 
 
 @contextmanager
