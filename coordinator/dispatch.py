@@ -23,7 +23,7 @@ import msgspec
 from actors.core.ref import Ref
 from actors.env.messages import Outcome, Ticket
 from actors.env.urgency import is_urgent, turns_left
-from coordinator.orders import LevelState, Queues, StreamShare
+from coordinator.orders import LevelState, Places, Queues, StreamShare
 from coordinator.scheduling.fairness import Item
 from coordinator.scheduling.hosts import EnvHost, EnvHosts
 from coordinator.scheduling.lives import Lives
@@ -174,6 +174,11 @@ class Dispatcher:
             self._stopped_at = self._clock()
         self.queues.elastic.measure(self.hosts.places, self._clock())
 
+    def bind(self, places: int) -> None:
+        """Use no more places than that; what runs beyond it goes on to its end."""
+        self.hosts.bound = places
+        self.hosts_changed()
+
     def sweep(self) -> None:
         """Fit what may wait to the load, and give up what has waited too long or is too much. To be called now and
         then, and followed by what the scheduler then has to say."""
@@ -189,6 +194,9 @@ class Dispatcher:
         self.scheduler.give_up(ticket, reason)  # its group's others are stopped as by any eviction
 
     # ---- for people ----------------------------------------------------------------------------------------------
+
+    def places(self) -> Places:
+        return Places(self.hosts.used, self.hosts.used + len(self.queues), self.hosts.bound)
 
     def describe(self) -> Queues:
         mix, queues, now = self.scheduler.mix, self.queues, self.now()

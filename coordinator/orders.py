@@ -89,6 +89,24 @@ class Queues(msgspec.Struct, frozen=True):
     starts_per_s: float  # over the last minute or so
 
 
+class Places(msgspec.Struct, frozen=True):
+    """What a job uses of the places of its env hosts."""
+
+    used: int
+    wanted: int  # those, and as many as tickets wait
+    bound: int | None  # what it may use at most; None: all that its hosts have
+
+
+class GetPlaces(msgspec.Struct, frozen=True):
+    """Ask for ``Places``."""
+
+
+class SetPlaces(msgspec.Struct, frozen=True):
+    """Use no more places than this from now on; what runs beyond goes on to its end. Answered with ``Places``."""
+
+    bound: int
+
+
 # ---- orders: answered with ``coordinator.messages.Changed`` ----------------------------------------------------------
 
 

@@ -23,10 +23,13 @@ from coordinator.orders import (
     Explain,
     Explained,
     FillHost,
+    GetPlaces,
     GetQueues,
     GetTrajectory,
     Moment,
+    Places,
     Queues,
+    SetPlaces,
     SetWeights,
     TrajectoryLife,
 )
@@ -166,6 +169,9 @@ class TicketDesk:
         full = [host for host in hosts if not host.draining]
         drained = [host.node for host in hosts if host.draining]
         also = f" ({', '.join(drained)} being drained)" if drained else ""
+        bound = self._dispatcher.hosts.bound
+        if bound is not None and self._dispatcher.hosts.used >= bound:
+            return f"This job may use {_number(bound, 'place')} of the cluster's, and does; other jobs have the rest."
         used, places = sum(host.used for host in full), sum(host.places for host in full)
         return f"Places are taken: {used} tickets are on {_number(len(full), 'env host')} with {places} places{also}."
 
@@ -280,6 +286,18 @@ class TicketHandlers(Actor):
     @handler
     async def fill_host(self, message: FillHost) -> Changed:
         return self.ticket_desk.drain(message.node, draining=False)
+
+    @handler
+    async def places(self, message: GetPlaces) -> Places:
+        return self.dispatcher.places()
+
+    @handler
+    async def set_places(self, message: SetPlaces) -> Places:
+        if message.bound < 0:
+            raise ValueError(f"bound: expected 0 or more places, found {message.bound}")
+        self.dispatcher.bind(message.bound)
+        self.flush()
+        return self.dispatcher.places()
 
     @handler
     async def left_places(self, message: LeftPlaces) -> None:

@@ -2,8 +2,9 @@
 
 Invariant: a host is given no more tickets than it has places, and a few that wait there so that a place is taken again
 at once (``AHEAD``); what has left its place and is only scored and stored does not count. Among hosts with room the
-least used one is chosen (then the one that came first), in time that grows only with the logarithm of their number. A
-host that is being drained is given nothing new; a host that never said how many places it has takes everything.
+least used one is chosen (then the one that came first), in time that grows only with the logarithm of their number. No
+more tickets than ``bound`` are in places or about to be, on all hosts together, but for what was there before. A host
+that is being drained is given nothing new; a host that never said how many places it has takes everything.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class EnvHosts:
         self._numbered: dict[int, EnvHost] = {}
         self._with_room: list[tuple[float, int]] = []  # heap of load and number; some entries hold no longer
         self._joined = 0
+        self.bound: int | None = None
+        self.used = 0  # on hosts that are there
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -73,13 +76,15 @@ class EnvHosts:
     @property
     def accepting(self) -> bool:
         """Whether any host is given new tickets."""
-        return any(not host.draining for host in self._hosts.values())
+        return self.bound != 0 and any(not host.draining for host in self._hosts.values())
 
     @property
     def places(self) -> int | None:
         """Of hosts that are given new tickets; None where one of them did not say."""
         accepting = [host.places for host in self._hosts.values() if not host.draining]
-        return None if 0 in accepting else sum(accepting)
+        if 0 in accepting:
+            return self.bound
+        return sum(accepting) if self.bound is None else min(self.bound, sum(accepting))
 
     def join(self, ref: Ref, places: int) -> None:
         """One that announces itself again keeps its tickets."""
@@ -95,10 +100,13 @@ class EnvHosts:
         gone = [host for host in self._hosts.values() if host.name == node]
         for host in gone:
             del self._hosts[host.ref], self._numbered[host.number]
+            self.used -= host.used
         return [ticket for host in gone for ticket in host.tickets]
 
     def choose(self) -> EnvHost | None:
         """The one to give the next ticket to; None where none has room."""
+        if self.bound is not None and self.used >= self.bound:
+            return None
         while self._with_room:
             load, number = self._with_room[0]
             host = self._numbered.get(number)
@@ -110,6 +118,7 @@ class EnvHosts:
     def give(self, ticket: str, host: EnvHost) -> None:
         self._where[ticket] = host
         host.tickets[ticket] = None
+        self.used += 1
         self._changed(host)
 
     def adopt(self, ref: Ref, tickets: Iterable[str]) -> None:
@@ -123,18 +132,26 @@ class EnvHosts:
     def left_place(self, ticket: str) -> None:
         """It is only scored and stored from now on."""
         host = self._where.get(ticket)
-        if host is not None:
+        if host is not None and ticket not in host.settling:
             host.settling.add(ticket)
-            self._changed(host)
+            self._freed(host)
 
     def ended(self, ticket: str) -> EnvHost | None:
         """It is on no host any more; returns the one that had it."""
         host = self._where.pop(ticket, None)
         if host is not None:
             del host.tickets[ticket]
-            host.settling.discard(ticket)
-            self._changed(host)
+            if ticket in host.settling:
+                host.settling.discard(ticket)
+            else:
+                self._freed(host)
         return host
+
+    def _freed(self, host: EnvHost) -> None:
+        """One ticket less is in its place, or about to be."""
+        if host.number in self._numbered:
+            self.used -= 1
+            self._changed(host)
 
     def drain(self, node: str, *, draining: bool) -> int:
         """Give a node's hosts nothing new, or tickets again. Returns how many trajectories are there. Raises

@@ -240,6 +240,7 @@ def test_too_little_disk_is_one_clear_line(place: Place) -> None:
         ("start-node", "coordinator.commands.start_node"),
         ("launch", "coordinator.commands.launch"),
         ("plan", "coordinator.commands.plan"),
+        ("share", "coordinator.commands.share"),
     ],
 )
 def test_a_script_runs_its_module_from_anywhere(place: Place, script: str, module: str) -> None:

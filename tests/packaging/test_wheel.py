@@ -31,6 +31,7 @@ COMMANDS = {
     "rollart-start-node": "coordinator.commands.start_node:main",
     "rollart-launch": "coordinator.commands.launch:main",
     "rollart-plan": "coordinator.commands.plan:main",
+    "rollart-share": "coordinator.commands.share:main",
 }
 
 

@@ -230,13 +230,15 @@ async def cluster(
     link: Link | None = None,
     seed: int = 0,
     journal: Path | None = None,
+    network: SimulatedNetwork | None = None,
+    name: str = "",
 ) -> AsyncIterator[Cluster]:
-    """Without env hosts, before anything is admitted."""
-    network = SimulatedNetwork(seed=seed, link=link or Link(latency_s=0.001))
+    """Without env hosts, before anything is admitted. ``name``: of a run among others on one ``network``."""
+    network = network or SimulatedNetwork(seed=seed, link=link or Link(latency_s=0.001))
     books = Written() if journal is None else FileJournal(journal)
     scheduler = RollingScheduler(rules, Ledger(books), Mix(mix or {}))
-    control, person = network.join("control"), network.join("admin")
-    async with Node("control", transport=control) as node, Node("admin", transport=person) as admin:
+    control, person = network.join(f"control{name}"), network.join(f"admin{name}")
+    async with Node(f"control{name}", transport=control) as node, Node(f"admin{name}", transport=person) as admin:
         failures: list[BaseException] = []
         coordinator = Coordinator(
             scheduler,
