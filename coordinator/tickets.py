@@ -87,7 +87,7 @@ class TicketDesk:
         ticket = entry.ticket if entry is not None else None if life is None else life.ticket
         running = await self._running(id_)
         state = self._state(id_, entry, running, moments)
-        group = self._scheduler.group_of(id_)
+        group, host = self._scheduler.group_of(id_), self._dispatcher.hosts.host_of(id_)
         return TrajectoryLife(
             ticket=id_,
             state=state,
@@ -95,7 +95,7 @@ class TicketDesk:
             task=None if ticket is None else ticket.task,
             stream=group.stream if group is not None else "" if life is None else life.stream,
             purpose="" if ticket is None else ticket.purpose,
-            host="" if life is None else life.host,
+            host=host.name if host is not None else "" if life is None else life.host,
             moments=moments,
             running=running,
             why=await self._why(id_, state, life, running, moments),

@@ -116,6 +116,9 @@ class EnvHosts:
         return None
 
     def give(self, ticket: str, host: EnvHost) -> None:
+        """One that is on a host already stays there."""
+        if ticket in self._where:
+            return
         self._where[ticket] = host
         host.tickets[ticket] = None
         self.used += 1
