@@ -37,9 +37,10 @@ RIVALS = 0.12
 """How far below the highest expected rate a candidate may be to be played."""
 
 MOST_RIVALS = 10
-ALIKE = 0.005
-LEAST_GAMES = 600
-GAMES_PER_PLACE = 6
+LEAST_GAMES = 800
+GAMES_PER_PLACE = 10
+ALIKE = 0.015
+"""What two plays of that length differ by, by chance; of what differs by less the cheapest is taken."""
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,16 +41,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class Game:
     """One trajectory."""
 
-    __slots__ = ("context", "decode", "left", "prefill", "shape", "step_s", "task", "work_s")
+    __slots__ = ("context", "decode", "left", "prefill", "response", "shape", "task", "work_s")
 
     def __init__(self, task: str, shape: TaskShape, chance: random.Random) -> None:
         self.task = task
         self.shape = shape
         self.left = max(1, round(chance.uniform(0.5, 1.5) * shape.turns)) if shape.turns > 1 else 1
         self.prefill = shape.prompt
+        self.response = chance.uniform(0.5, 1.5) * shape.response
         self.decode = 0.0
         self.context = 0.0
-        self.step_s = shape.step_s
         self.work_s = 0.0
 
 
@@ -62,7 +62,8 @@ class Engine:
         self._mix, self._cost, self._done = mix, cost, done
         self.hardware_class = cost.hardware_class
         self.outstanding_s = 0.0
-        self.busy_s = 0.0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
         self._ceiling = mix.classes[cost.hardware_class].ceiling
         self._room = cost.places(mix.model, 1.0, 10**9)  # tokens of cache
         self._held = 0.0
@@ -91,29 +92,30 @@ class Engine:
         if self._fresh:
             game = self._fresh.popleft()
             self._prefilling = game
+            self._busy_since = now
             takes_s = self._cost.prefill_s(self._mix.model, game.prefill)
-            self.busy_s += takes_s
             self._timer = self._loop.call_at(now + takes_s, self._prefilled)
         elif self._decoding:
             batch = len(self._decoding)
             context = sum(game.context for game in self._decoding) / batch
             steps = max(0.0, min(game.decode for game in self._decoding))
-            self._since = now
+            self._since = self._busy_since = now
             self._step_s = self._cost.step_s(self._mix.model, batch, context + steps / 2)
             self._timer = self._loop.call_at(now + steps * self._step_s, self._decoded)
 
     def _size(self, game: Game) -> float:
-        return game.context + game.prefill + game.shape.response
+        return game.context + game.prefill + game.response
 
     def _fits(self, game: Game) -> bool:
         running = len(self._decoding) + len(self._fresh)
         return running < self._ceiling and (self._held + self._size(game) <= self._room or not running)
 
     def _prefilled(self) -> None:
+        self._rest()
         game, self._prefilling = self._prefilling, None
         if game is not None:
             game.context += game.prefill
-            game.decode = game.shape.response
+            game.decode = game.response
             self._decoding.append(game)
         self._go_on()
 
@@ -122,11 +124,19 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._rest()
         if self._step_s:
             self._advance((self._loop.time() - self._since) / self._step_s)
 
+    def busy_s(self) -> float:
+        """How long it has computed up to now."""
+        since = self._busy_since
+        return self._busy_s + (0.0 if since is None else self._loop.time() - since)
+
+    def _rest(self) -> None:
+        self._busy_s, self._busy_since = self.busy_s(), None
+
     def _advance(self, steps: float) -> None:
-        self.busy_s += steps * self._step_s
         self._step_s = 0.0
         for game in self._decoding:
             game.decode -= steps
@@ -134,6 +144,7 @@ class Engine:
 
     def _decoded(self) -> None:
         self._timer = None
+        self._rest()
         self._advance(max(0.0, min(game.decode for game in self._decoding)))
         finished = [game for game in self._decoding if game.decode <= 1e-6]
         self._decoding = [game for game in self._decoding if game.decode > 1e-6]
@@ -203,9 +214,10 @@ class Cluster:
     def _turn_done(self, game: Game) -> None:
         game.left -= 1
         engine = self._where[game]
-        wait_s = game.step_s * self._chance.uniform(0.5, 1.5)
+        wait_s = game.shape.step_s * self._chance.uniform(0.5, 1.5)
         if game.left:
             game.prefill = game.shape.observation
+            game.response = self._chance.uniform(0.5, 1.5) * game.shape.response
             self._loop.call_later(wait_s, engine.add, game)
         else:
             engine.outstanding_s -= game.work_s
@@ -223,7 +235,7 @@ class Cluster:
         self._training_s += took_s
         self._ended += 1
         if self._ended in (int(WARM_UP * self._games), self._games):
-            self._marks.append((self._loop.time(), [e.busy_s for e in self.engines], self._training_s))
+            self._marks.append((self._loop.time(), [engine.busy_s() for engine in self.engines], self._training_s))
         if self._ended == self._games:
             self._over.set_result(None)
         elif not self._over.done():

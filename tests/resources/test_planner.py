@@ -152,7 +152,7 @@ def test_the_recommendation_is_within_five_percent_of_the_best_that_can_be_playe
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", MIXES)
 def test_so_it_is_on_more_devices_and_without_training(name: str, train: bool) -> None:
-    check_against_all(name, gpus=10, games=1500, train=train)
+    check_against_all(name, gpus=8, games=1000, train=train)
 
 
 def check_against_all(name: str, *, gpus: int, games: int, train: bool = True) -> None:
