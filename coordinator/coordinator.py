@@ -303,7 +303,6 @@ class Coordinator(TicketHandlers):
         self._watch_losses(outcome)
         evaluation = self._evaluations.pop(outcome.ticket, None)
         if evaluation is not None:
-            self.dispatcher.evaluated(outcome)
             if not evaluation.done():
                 evaluation.set_result(outcome)
             self.flush()

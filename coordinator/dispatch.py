@@ -128,25 +128,24 @@ class Dispatcher:
 
     def ended(self, outcome: Outcome) -> None:
         """An outcome has arrived, for the first time or again."""
-        self.withdraw(outcome.ticket)
+        self.withdraw(outcome.ticket, f"{outcome.state} {outcome.reason}".strip())
         self.hosts.ended(outcome.ticket)
         group = self.scheduler.group_of(outcome.ticket)
         if group is not None:
             self.queues.used(group.index)
-
-    def evaluated(self, outcome: Outcome) -> None:
-        """One of an evaluation, which the ledger does not know."""
-        self.lives.note(outcome.ticket, "ended", f"{outcome.state} {outcome.reason}".strip())
 
     def stop(self, ticket: str) -> EnvHost | None:
         """It shall not run any more: it waits no longer; returns the host that has it, if one has."""
         self.withdraw(ticket)
         return self.hosts.ended(ticket)
 
-    def withdraw(self, ticket: str) -> None:
-        """It waits no longer, if it did."""
+    def withdraw(self, ticket: str, end: str = "given up") -> None:
+        """It waits no longer, if it did. ``end``: of an evaluation's, whose end the ledger does not tell."""
         self._tickets.pop(ticket, None)
         self.queues.remove(ticket)
+        life = self.lives.of(ticket)
+        if life is not None and life.stream == EVALUATION:
+            self.lives.note(ticket, "ended", end)
 
     def waits(self, ticket: str) -> bool:
         return ticket in self._tickets

@@ -106,6 +106,11 @@ def test_an_evaluation_that_is_given_up_waits_no_longer() -> None:
                 await made.coordinator.evaluate(held_out, 40.0)
             await asyncio.sleep(300.0)
             assert host.started == ["e0", "e1", "e2", "e3"]  # the second one played, and two had been sent ahead
+            ends = [made.coordinator.dispatcher.lives.of(f"e{number}") for number in (0, 5)]
+            assert [life.moments[-1][1:] for life in ends if life is not None] == [
+                ("ended", "evaluated"),
+                ("ended", "given up"),
+            ]
 
     run(scenario())
 
