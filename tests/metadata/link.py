@@ -28,7 +28,11 @@ class Link:
         if not self._holds:
             writer.transport.abort()
             return
-        onward, outward = await asyncio.open_connection(*self._server)
+        try:
+            onward, outward = await asyncio.open_connection(*self._server)
+        except OSError:  # the server is down: so is the link
+            writer.transport.abort()
+            return
         self._writers |= {writer, outward}
         await asyncio.gather(_copy(reader, outward), _copy(onward, writer))
         self._writers -= {writer, outward}
