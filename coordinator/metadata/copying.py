@@ -14,7 +14,7 @@ from coordinator.metadata.protocol import Check, Delete, HasChildren, NoEntry, S
 from coordinator.metadata.ringstate import RingState, moves, slot_of
 from coordinator.metadata.shard import Raw, Shard
 
-AT_ONCE = 16
+AT_ONCE = 64
 """Prefixes under way together: their requests share the connections."""
 LOOK_S = 0.02
 """Between two looks for what owners do: it lies on two ensembles, so that no one watch shows it."""

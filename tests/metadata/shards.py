@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from coordinator.metadata.embedded import EmbeddedStore
+from coordinator.metadata.protocol import Watch
 from coordinator.metadata.shard import Shard
 from coordinator.metadata.sharded import ShardedStore
+from coordinator.metadata.watching import ChangeQueue
 
 
 class _Borrowed:
@@ -25,6 +27,13 @@ class _Borrowed:
         return
 
 
+class _Silent(_Borrowed):
+    """One that never tells of a change."""
+
+    def watch(self, prefix: str) -> Watch:
+        return ChangeQueue(on_close=lambda _: None)
+
+
 def borrowed(shard: Shard) -> Shard:
     return cast(Shard, _Borrowed(shard))
 
@@ -33,15 +42,17 @@ def hosts(number: int) -> str:
     return f"s{number}:1"
 
 
-async def client(shards: Sequence[Shard], named: Sequence[int], *, timeout_s: float = 60.0) -> ShardedStore:
-    """A client that lists those shards, by their numbers, home first."""
+async def client(
+    shards: Sequence[Shard], named: Sequence[int], *, timeout_s: float = 60.0, deaf: bool = False
+) -> ShardedStore:
+    """A client that lists those shards, by their numbers, home first. ``deaf``: no watch tells it of a new ring."""
 
     async def connect(wanted: str) -> Shard:
         return borrowed(shards[int(wanted[1:].partition(":")[0])])
 
     return await ShardedStore.open(
         [hosts(number) for number in named],
-        home=borrowed(shards[named[0]]),
+        home=cast(Shard, _Silent(shards[named[0]])) if deaf else borrowed(shards[named[0]]),
         connect=connect,
         name="test",
         timeout_s=timeout_s,

@@ -142,16 +142,19 @@ async def count_up(store: ShardedStore, path: str, stop: asyncio.Event) -> int:
     return counted
 
 
-def test_no_count_is_lost_by_clients_that_go_on_through_changes_of_the_ring(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaf", [False, True])
+def test_no_count_is_lost_by_clients_that_go_on_through_changes_of_the_ring(tmp_path: Path, deaf: bool) -> None:
+    """Be it that one of them hears of a change only when it runs into a fence."""
+
     async def scenario(store: ShardedStore, shards: list[Shard]) -> None:
-        other = await client(shards, [0])
+        other = await client(shards, [0], deaf=deaf)
         paths = [f"{node}/counter" for node in NODES[:12]]
         for path in paths:
             await store.create(path, b"0")
         stop = asyncio.Event()
         counting = [asyncio.create_task(count_up(one, path, stop)) for path in paths for one in (store, other)]
         await Mover(store.ring).add(hosts(2))
-        await Mover(other.ring).remove("1")
+        await Mover(store.ring).remove("1")
         stop.set()
         counted = await asyncio.gather(*counting)
         for number, path in enumerate(paths):
@@ -160,6 +163,36 @@ def test_no_count_is_lost_by_clients_that_go_on_through_changes_of_the_ring(tmp_
         await other.close()
 
     on_ring(tmp_path, 2, 1, scenario)
+
+
+@pytest.mark.parametrize("call", ["get", "children", "create", "write", "delete"])
+def test_a_client_that_has_not_heard_of_a_change_is_sent_to_the_new_shard_by_the_fence(
+    tmp_path: Path, call: str
+) -> None:
+    async def scenario(store: ShardedStore, shards: list[Shard]) -> None:
+        deaf = await client(shards, [0], deaf=True)
+        for node in NODES[:12]:
+            await deaf.create(f"{node}/a", b"")
+        await Mover(store.ring).add(hosts(1))
+        node = next(node for node in NODES[:12] if store.shard_of(node) == "1")
+        assert deaf.shard_of(node) == "0"
+        if call == "get":
+            assert await deaf.get(f"{node}/a") == Entry(f"{node}/a", b"", 0)
+        elif call == "children":
+            assert await deaf.children(node) == ["a"]
+        elif call == "create":
+            await deaf.create(f"{node}/new", b"late")
+            assert await store.get(f"{node}/new") == Entry(f"{node}/new", b"late", 0)
+        elif call == "write":
+            assert await deaf.write(f"{node}/a", b"late") == 1
+            assert await store.get(f"{node}/a") == Entry(f"{node}/a", b"late", 1)
+        else:
+            await deaf.delete(f"{node}/a")
+            assert await store.children(node) == []
+        assert deaf.shard_of(node) == "1"
+        await deaf.close()
+
+    on_ring(tmp_path, 1, 1, scenario)
 
 
 async def follow(store: ShardedStore, watch: Watch, prefix: str, seen: dict[str, bytes]) -> None:
