@@ -139,7 +139,7 @@ class Run:
             else RollingScheduler(rules_of(launch.job), Ledger(), Mix(launch.job.scheduling.mix))
         )
         self._state = RunState(self._name, launch.job.train.steps)
-        self._shards: list[Shard] = []
+        self._shards: list[Shard] = [] if led is None else led.shards
         self._spans = Spans("coordinator")
         self._losses = LossWatch(launch.job.scheduling.losses_in_a_row)
         self._recorder = Recorder(

@@ -28,6 +28,7 @@ from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
 from coordinator.leadership import Term
 from coordinator.messages import ROLES, Follow, Following, Role
+from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 from coordinator.scheduling.succession import Found, JournalReader
@@ -64,14 +65,17 @@ class Led:
         term: Term,
         pulse: str,
         *,
+        shards: list[Shard],
         node: Node | None = None,
         followers: Followers | None = None,
         journal: JournalReader | None = None,
     ) -> None:
-        """``pulse``: see ``coordinator.pulse``. ``journal``: the old leader's."""
+        """``pulse``: see ``coordinator.pulse``. ``shards``: the store's, whose calls are timed. ``journal``: the old
+        leader's."""
         self.journal = journal
         self.pulse = pulse
         self.store = store
+        self.shards = shards
         self.term = term
         self.node = node
         self.followers = followers

@@ -31,6 +31,7 @@ from coordinator.job import Job, convert
 from coordinator.launching.exits import DEPOSED
 from coordinator.leadership import Candidate, Deposed, Term, bury
 from coordinator.metadata import credentials, open_store
+from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore, StoreError
 from coordinator.observe.progress import Progress, open_progress
 from coordinator.observe.rundir import RunDirectory
@@ -76,14 +77,15 @@ def _to_the_end(leading: Coroutine[Any, Any, int]) -> int:
 
 
 async def _lead(launch: Launch, directory: RunDirectory, progress: Progress) -> int:
-    store = await _open(launch.job, directory.path)
+    shards: list[Shard] = []
+    store = await _open(launch.job, directory.path, shards)
     candidate = Candidate(
         store, directory.path.name, name_of_process(), session_timeout_s=launch.job.coordinator.session_s
     )
     term = await candidate.lead()
     _leave_when_over(term, progress)
     async with pulse(launch.host) as place:
-        return await Run(launch, directory, progress, led=Led(store, term, place)).run()
+        return await Run(launch, directory, progress, led=Led(store, term, place, shards=shards)).run()
 
 
 def stand_by(path: Path, *, host: str, port: int, key_file: Path | None) -> int:
@@ -111,9 +113,10 @@ async def _stand_by(launch: Launch, reader: RunDirectory) -> int:
     load_ahead()
     progress.note(f"standing by to lead {reader.path.name} (store {launch.job.coordinator.store})")
     journal = JournalReader(reader.ledger)
+    shards: list[Shard] = []
     reading = asyncio.create_task(_read_along(journal))
     try:
-        won = await _win(launch, reader)
+        won = await _win(launch, reader, shards)
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -129,7 +132,7 @@ async def _stand_by(launch: Launch, reader: RunDirectory) -> int:
     progress.note(f"{len(followers.nodes)} nodes follow")
     with RunDirectory.take_over(reader.path) as directory:
         async with pulse(launch.host) as place:
-            led = Led(store, term, place, node=node, followers=followers, journal=journal)
+            led = Led(store, term, place, shards=shards, node=node, followers=followers, journal=journal)
             return await Run(launch, directory, progress, led=led).run()
 
 
@@ -139,12 +142,13 @@ async def _read_along(journal: JournalReader) -> None:
         await asyncio.sleep(READ_EVERY_S)
 
 
-async def _win(launch: Launch, reader: RunDirectory) -> tuple[MetadataStore, Term] | None:
-    """A store and a term, however long that takes; None once the run has ended."""
+async def _win(launch: Launch, reader: RunDirectory, shards: list[Shard]) -> tuple[MetadataStore, Term] | None:
+    """A store, whose ``shards`` are told, and a term, however long that takes; None once the run has ended."""
     run = reader.path.name
     while True:
+        shards.clear()
         try:
-            store = await _open(launch.job, reader.path)
+            store = await _open(launch.job, reader.path, shards)
         except StoreError as error:  # a server that does not answer yet, or the leader has the embedded store open
             log.info("%s", error)
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -173,7 +177,7 @@ async def _over(store: MetadataStore, run: str) -> bool:
     return status is not None and status.state in OVER
 
 
-def _open(job: Job, directory: Path) -> Coroutine[Any, Any, MetadataStore]:
+def _open(job: Job, directory: Path, shards: list[Shard]) -> Coroutine[Any, Any, MetadataStore]:
     settings = job.coordinator
     return open_store(
         settings.store,
@@ -181,6 +185,7 @@ def _open(job: Job, directory: Path) -> Coroutine[Any, Any, MetadataStore]:
         timeout_s=settings.store_timeout_s,
         session_timeout_s=settings.session_s,
         credentials=credentials.named(settings.store_credentials),
+        measure=shards,
     )
 
 

@@ -12,12 +12,30 @@ from contextlib import contextmanager
 
 import msgspec
 
-from coordinator.metadata.protocol import Check, Create, Done, Entry, Operation, StoreError, Watch, Write
+from coordinator.metadata.protocol import (
+    Check,
+    Create,
+    Done,
+    Entry,
+    EntryExists,
+    HasChildren,
+    NoEntry,
+    Operation,
+    Refused,
+    StoreError,
+    VersionMismatch,
+    Watch,
+    Write,
+)
 from coordinator.metadata.shard import Raw
 from coordinator.metadata.shard import Shard as _Shard
 
 BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Upper bounds of the histogram's buckets; a last one is for all that took longer."""
+
+
+ANSWERS = (NoEntry, EntryExists, VersionMismatch, HasChildren, Refused)
+"""What a store that works says, too: no failures."""
 
 
 class Latency(msgspec.Struct):
@@ -63,6 +81,8 @@ class MeasuredStore(_Shard):
         latency, start = self._shard.of(operation), time.monotonic()
         try:
             yield
+        except ANSWERS:
+            raise
         except StoreError:
             latency.failures += 1
             raise
