@@ -7,6 +7,9 @@ long its handler took; the bounds of the histogram are the same everywhere, so t
 from __future__ import annotations
 
 import logging
+import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,6 +51,23 @@ class ActorDescription(msgspec.Struct, frozen=True):
     took_s: float = 0.0  # all handlers together; what ``latency`` counts, summed
 
 
+class ProcessFacts(msgspec.Struct, frozen=True):
+    """The process that a node runs in."""
+
+    pid: int
+    cpu_s: float
+    resident_bytes: int  # 0 where the system does not say
+
+
+def process_facts() -> ProcessFacts:
+    """Of this process."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return ProcessFacts(os.getpid(), time.process_time(), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
 class Description(msgspec.Struct, frozen=True):
     """One node, as it is now."""
 
@@ -60,6 +80,7 @@ class Description(msgspec.Struct, frozen=True):
     dead_letters: list[DeadLetter]  # newest first
     objects: dict[str, int] = {}  # those it has put, and what they take; "borrowed", "mapped": of other nodes
     watched: list[NodeAddress] = []  # nodes whose silence it would notice: a parent's children are among them
+    process: ProcessFacts | None = None  # None on a simulated network, where nodes are none of their own
 
 
 class DescribeNode(Message[Description], frozen=True):

@@ -22,7 +22,7 @@ from actors.core.envelope import Envelope
 from actors.core.exchange import Exchange
 from actors.core.liveness import Liveness
 from actors.core.mailbox import MAILBOX_BOUND
-from actors.core.metrics import DescribeNode, Description
+from actors.core.metrics import DescribeNode, Description, process_facts
 from actors.core.names import Names
 from actors.core.objects import Keeper, Objects
 from actors.core.offers import Offers, SpawnActor, Spawned
@@ -295,6 +295,7 @@ class Node(Exchange, Keeper):
             dead_letters=self.dead_letters(),
             objects=self._objects.describe(),
             watched=self._liveness.watched(),
+            process=process_facts() if self._tidies else None,
         )
 
     def describe(self) -> dict[str, Any]:

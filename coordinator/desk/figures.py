@@ -35,6 +35,10 @@ async def add_nodes(text: Exposition, survey: Survey) -> None:
 
 
 def _add_node(text: Exposition, node: str, found: Description) -> None:
+    if found.process is not None:
+        cpu, memory = "Processor time of a node's process.", "Memory of a node's process."
+        text.counter("rollart_process_cpu_seconds", cpu, found.process.cpu_s, node=node)
+        text.gauge("rollart_process_resident_memory_bytes", memory, found.process.resident_bytes, node=node)
     for event, count in sorted(found.counters.items()):
         text.counter(
             "rollart_node_events", "Events of a node and its connections, by kind.", count, node=node, event=event

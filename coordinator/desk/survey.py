@@ -62,7 +62,8 @@ class Surveyor:
             description = await self._describe(address)
         except BusError as error:
             return msgspec.structs.replace(one, silence=str(error))
-        return msgspec.structs.replace(one, description=description)
+        pid = one.pid if description.process is None else description.process.pid
+        return msgspec.structs.replace(one, description=description, pid=pid)
 
     async def _describe(self, address: NodeAddress) -> Description:
         if address == self._node.address:

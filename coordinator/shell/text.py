@@ -69,7 +69,7 @@ def _jobs(answer: Jobs) -> str:
 @text.register
 def _survey(answer: Survey) -> str:
     rows = [_node(node) for node in answer.nodes]
-    head = ("node", "state", "pid", "roles", "started by", "actors", "queued", "handled", "hardware", "address")
+    head = ("node", "state", "pid", "cpu", "memory", "roles", "started by", "queued", "handled", "hardware", "address")
     lines = [table(head, rows, nothing="no node has joined")]
     lines += [f"{node.name} did not answer: {node.silence}" for node in answer.nodes if node.description is None]
     return "\n".join(lines)
@@ -77,13 +77,15 @@ def _survey(answer: Survey) -> str:
 
 def _node(node: SeenNode) -> tuple[object, ...]:
     actors = [] if node.description is None else list(node.description.actors.values())
+    process = None if node.description is None else node.description.process
     return (
         node.name,
         "up" if node.description is not None else "silent",
         node.pid or None,
+        "-" if process is None else f"{process.cpu_s:.1f} s",
+        "-" if process is None else size(process.resident_bytes),
         ", ".join(node.roles) or "-",
         node.parent or "-",
-        len(actors),
         sum(actor.queued for actor in actors),
         sum(actor.handled for actor in actors),
         node.hardware or "-",

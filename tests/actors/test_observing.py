@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,21 @@ async def test_messages_are_counted_by_the_lane_they_came_on_and_failures_by_the
     assert found.lanes == {"control": 3, "bulk": 2, "local": 2}
     assert (found.kind, found.handled, found.failures, found.queued) == ("Example", 7, 1, 0)
     assert sum(found.latency) == 7
+
+
+async def test_a_node_tells_of_its_process_and_whom_it_watches() -> None:
+    async with Node("parent") as parent, Node("child") as child:
+        parent.watch(child.address, silence_s=1000.0, on_lost=print)
+        found = await parent.description_of(parent.address, timeout_s=10)
+        assert found.watched == [child.address]
+        assert found.process is not None
+        assert found.process.pid == os.getpid()
+        assert found.process.cpu_s > 0
+        assert 10e6 < found.process.resident_bytes < 100e9
+        parent.unwatch("child")
+        assert parent.description().watched == []
+    async with Node("n", transport=SimulatedNetwork(seed=1).join("n")) as simulated:
+        assert simulated.description().process is None
 
 
 def test_handlers_are_counted_by_how_long_they_took() -> None:
