@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,33 +103,56 @@ class Connection:
         self.node = node
         self.target = target
         self._timeout_s = timeout_s
-        control = NodeAddress(CONTROL, target.address, "", 0)
-        self._desk: Ref[Any] = Ref(control, DESK)
-        self._coordinator: Ref[Any] = Ref(control, "coordinator")
 
     async def ask(self, message: Message[R], *, timeout_s: float | None = None) -> R:
         """Raises ``ShellError``."""
-        limit = self._timeout_s if timeout_s is None else timeout_s
-        try:
-            return await self.node.ask(self._desk, message, timeout_s=limit, retries=RETRIES)
-        except BusError as error:
-            raise self._explained(error, limit) from None
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+
+        async def asked() -> R:
+            return await self.node.ask(self._actor(DESK), message, timeout_s=limit_s, retries=RETRIES)
+
+        return await self._answer(asked, limit_s)
 
     async def ask_coordinator(self, message: msgspec.Struct, reply: type[T]) -> T:
         """Raises ``ShellError``."""
-        try:
-            return await self.node.ask(self._coordinator, message, reply, timeout_s=self._timeout_s, retries=RETRIES)
-        except BusError as error:
-            raise self._explained(error, self._timeout_s) from None
+
+        async def asked() -> T:
+            to = self._actor("coordinator")
+            return await self.node.ask(to, message, reply, timeout_s=self._timeout_s, retries=RETRIES)
+
+        return await self._answer(asked, self._timeout_s)
 
     async def stream(self, message: Message[R], *, item_s: float) -> AsyncGenerator[R, None]:
         """Raises ``ShellError``."""
         try:
-            async with aclosing(self.node.stream(self._desk, message, timeout_s=item_s)) as items:
+            async with aclosing(self.node.stream(self._actor(DESK), message, timeout_s=item_s)) as items:
                 async for item in items:
                     yield item
         except BusError as error:
             raise self._explained(error, item_s) from None
+
+    def _actor(self, name: str) -> Ref[Any]:
+        return Ref(NodeAddress(CONTROL, self.target.address, "", 0), name)
+
+    async def _answer(self, asked: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        """What is answered, if need be by who leads the run now."""
+        try:
+            return await asked()
+        except BusError as error:
+            if not self._moved(error):
+                raise self._explained(error, limit_s) from None
+        try:
+            return await asked()
+        except BusError as error:
+            raise self._explained(error, limit_s) from None
+
+    def _moved(self, error: BusError) -> bool:
+        """Whether another process leads the run by now, which is asked from here on. Raises ``ShellError`` where the
+        run is over."""
+        if isinstance(error, RemoteError) or self.target.directory is None:
+            return False
+        before, self.target = self.target, find(self.target.directory, None)
+        return self.target.address != before.address
 
     def _explained(self, error: BusError, limit_s: float) -> ShellError:
         target = self.target
