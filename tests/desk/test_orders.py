@@ -52,7 +52,9 @@ class Place:
 
 
 @asynccontextmanager
-async def place(directory: Path, key: ClusterKey | None = None) -> AsyncIterator[Place]:
+async def place(
+    directory: Path, key: ClusterKey | None = None, metrics: tuple[str, int] | None = None
+) -> AsyncIterator[Place]:
     rules = Rules(groups_per_step=2, group_size=2, alpha=1, redundant_groups=0, temperature=1.0, seed=0)
     scheduler, state = RollingScheduler(rules, Ledger()), RunState("run", 10)
     coordinator = Coordinator(
@@ -77,6 +79,7 @@ async def place(directory: Path, key: ClusterKey | None = None) -> AsyncIterator
         directory=directory,
         key=key,
         listening=print,
+        metrics=metrics,
     )
     async with Node("control", key=key) as node:
         await node.spawn(lambda: coordinator, "coordinator", restarts=0)

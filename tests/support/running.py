@@ -248,7 +248,14 @@ def _child_spec(pid: int) -> dict[str, object] | None:
 
 
 def _sockets(directory: Path) -> list[Path]:
-    return [path for path in directory.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
+    return [path for path in directory.rglob("*") if _is_socket(path)]
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:  # gone since it was listed, by another command that is at work there
+        return False
 
 
 def _shared_memory() -> set[str]:
