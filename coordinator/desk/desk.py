@@ -64,7 +64,7 @@ FOLLOW_ITEM_S = 15.0
 """A trajectory that is followed says something at least this often, if only that it still waits."""
 
 
-class NotRunning(ValueError):
+class NotRunning(BusError):
     """What was asked about is not there; the message says what is."""
 
 
@@ -184,7 +184,7 @@ class Desk(Actor):
         try:
             figures.add_proxy(text, await self._proxy())
             text.gauge("rollart_part_up", about, 1, part="proxy")
-        except (BusError, NotRunning):
+        except BusError:
             text.gauge("rollart_part_up", about, 0, part="proxy")
         try:
             figures.add_environments(text, await self._running())

@@ -112,7 +112,7 @@ class ConfirmOrder(Message[Giver], frozen=True):
     nonce: str
 
 
-class NotGiven(ValueError):
+class NotGiven(BusError):
     """Somebody gave an order in another's name, or its giver went away."""
 
 
