@@ -242,7 +242,7 @@ async def start_trainer(context: RoleContext) -> None:
         job.train,
         store,
         specs,
-        context.environment(places[0]),
+        [context.environment(place) for place in places],
         context.failed("trainer"),
         batches=BatchFiles(context.run_directory, manifest_of(job), record=job.train.record),
         silence_s=job.coordinator.silence_s,

@@ -79,16 +79,17 @@ class Trainer(Actor):
         settings: TrainSettings,
         store: TrajectoryStore,
         specs: Sequence[ChildSpec],
-        environment: Mapping[str, str],
+        environments: Sequence[Mapping[str, str]],
         gave_up: Callable[[BaseException], None],
         *,
         batches: BatchFiles | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
+        """``specs``, ``environments``: each rank's command line and environment variables."""
         self._settings = settings
         self._store = store
         self._specs = specs
-        self._environment = environment
+        self._environments = environments
         self._gave_up = gave_up
         self._batches = batches if batches is not None else BatchFiles(None)
         self._silence_s = silence_s
@@ -102,12 +103,12 @@ class Trainer(Actor):
 
     async def on_start(self) -> None:
         loop = asyncio.get_running_loop()
-        for spec in self._specs:
+        for spec, environment in zip(self._specs, self._environments, strict=True):
             self._ranks.append(loop.create_future())
             text = msgspec.json.encode(spec).decode()
             log_path = Path(spec.log_directory) / f"{spec.name}.out"
             child = await start_child(
-                spec.name, "actors.trainer.rank", [text], log_path=log_path, environment=self._environment
+                spec.name, "actors.trainer.rank", [text], log_path=log_path, environment=environment
             )
             self._children.append(child)
             self.node.background(child.watch(self._on_death))

@@ -110,9 +110,12 @@ class World:
         self.path = path
         self.store = TrajectoryStore(path / "log")
         specs = [ChildSpec(f"trainer-{rank}", "job", node.address, str(path), {}) for rank in range(ranks)]
-        self.trainer = Trainer(settings, self.store, specs, {}, self.gave_up.append, batches=batches)
+        devices = [{"CUDA_VISIBLE_DEVICES": str(rank)} for rank in range(ranks)]
+        self.environments: dict[str, object] = {}
+        self.trainer = Trainer(settings, self.store, specs, devices, self.gave_up.append, batches=batches)
 
-    async def start_child(self, name: str, *_: object, **__: object) -> FakeChild:
+    async def start_child(self, name: str, *_: object, **settings: object) -> FakeChild:
+        self.environments[name] = settings["environment"]
         self.children.append(FakeChild(name))
         return self.children[-1]
 
@@ -168,6 +171,17 @@ def test_a_step_goes_to_every_rank_and_frees_what_it_was_made_of(
             assert [one.calls for one in made.ranks] == [["step 5"], ["step 5"]]
             assert trained.weights.source == made.ranks[0].ref
             assert [held.ticket for held in made.store.held()] == ["t3"]
+
+    run(test())
+
+
+def test_each_rank_has_the_environment_of_its_own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch, ranks=2) as made:
+            assert made.environments == {
+                "trainer-0": {"CUDA_VISIBLE_DEVICES": "0"},
+                "trainer-1": {"CUDA_VISIBLE_DEVICES": "1"},
+            }
 
     run(test())
 
