@@ -145,7 +145,7 @@ def pick_version(directory: RunDirectory, which: str) -> int:
 def _small(job: Job, episodes: int) -> Job:
     """The same job with no more places than there are episodes, and no trackers: it is no run of its own."""
     environment = msgspec.structs.replace(job.environment, concurrent=min(episodes, 256))
-    coordinator = msgspec.structs.replace(job.coordinator, store="embedded")
+    coordinator = msgspec.structs.replace(job.coordinator, store="embedded", metrics_port=0)
     trackers = msgspec.structs.replace(job.trackers, use=[])
     return msgspec.structs.replace(job, environment=environment, coordinator=coordinator, trackers=trackers)
 

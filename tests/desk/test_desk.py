@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.core import Node, Ref
 from bus.message import CannotListen, RemoteError
+from coordinator.commands.finished import _small
 from coordinator.desk.messages import DESK, Follow, GetEngines, GetMetrics
+from coordinator.job import CoordinatorSettings, Job
 from tests.desk.test_orders import place
 
 
@@ -42,3 +45,8 @@ async def test_a_metrics_port_that_is_taken_is_named(tmp_path: Path) -> None:
         with pytest.raises(CannotListen, match=rf"coordinator\.metrics_port: 127\.0\.0\.1:{port}: "):
             async with place(tmp_path, metrics=("127.0.0.1", port)):
                 pass
+
+
+def test_playing_beside_a_run_does_not_claim_the_runs_metrics_port() -> None:
+    job = msgspec.structs.replace(Job(), coordinator=CoordinatorSettings(metrics_port=9200))
+    assert _small(job, 4).coordinator.metrics_port == 0
