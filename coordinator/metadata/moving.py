@@ -62,7 +62,7 @@ _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
 
 LOCK_PATH = "/ring-mover"
-SEGMENT = 64
+SEGMENT = 16
 """Prefixes that stand still together."""
 OWNERS_S = 60.0
 """How long the owners of ephemeral entries may take, or the servers to end their sessions."""

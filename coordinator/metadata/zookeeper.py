@@ -33,6 +33,7 @@ from coordinator.metadata.protocol import (
     Delete,
     Done,
     Entry,
+    EntryExists,
     Operation,
     SessionLost,
     StoreError,
@@ -286,16 +287,14 @@ class ZooKeeperStore(Shard):
 
     async def restore(self, raw: Raw, guard: Check, *, ephemeral: bool) -> None:
         """A version counts writes, so as many are made: a thousand in a request."""
-        found = await self.get(raw.path)
-        steps: list[Operation] = []
-        if found is None:
-            writes = raw.version
-            steps.append(Create(raw.path, b"" if writes else raw.value, ephemeral=ephemeral))
-        else:
-            writes = restored_version(raw, found) - found.version
-        steps += [Write(raw.path, b"") for _ in range(writes - 1)]
-        steps += [Write(raw.path, raw.value)] if writes else []
-        await self._in_steps(steps, guard)
+        create = Create(raw.path, b"" if raw.version else raw.value, ephemeral=ephemeral)
+        try:
+            await self._in_steps([create, *_writes(raw, raw.version)], guard)
+        except EntryExists:
+            found = await self.get(raw.path)
+            if found is None:
+                raise  # gone again: somebody's session ended just now
+            await self._in_steps(_writes(raw, restored_version(raw, found) - found.version), guard)
 
     async def raise_number(self, path: str, number: int, guard: Check) -> None:
         found = await self.inspect(path)
@@ -308,6 +307,13 @@ class ZooKeeperStore(Shard):
     async def _in_steps(self, steps: Sequence[Operation], guard: Check) -> None:
         for start in range(0, len(steps), _STEPS_A_REQUEST):
             await self.multi([guard, *steps[start : start + _STEPS_A_REQUEST]])
+
+
+def _writes(raw: Raw, count: int) -> list[Operation]:
+    """The last one with the value."""
+    if count <= 0:
+        return []
+    return [*(Write(raw.path, b"") for _ in range(count - 1)), Write(raw.path, raw.value)]
 
 
 def _entry(path: str, found: Any) -> Entry | None:
