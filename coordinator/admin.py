@@ -68,14 +68,14 @@ class AdminDesk:
     def pause(self) -> Changed:
         self._state.going.clear()
         self._state.pauses += 1
-        self._scheduler.close()
+        self._scheduler.set_paused(True)
         return Changed("paused: nothing is admitted or trained until 'resume'; what runs goes on to its end")
 
     def unpause(self) -> Changed:
         if self._state.going.is_set():
             return Changed("it was not paused")
         self._state.going.set()
-        self._scheduler.open()
+        self._scheduler.set_paused(False)
         return Changed("going on")
 
     def set_alpha(self, alpha: int) -> Changed:

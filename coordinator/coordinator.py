@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from bus.message import BusError
 from coordinator.admin import AdminDesk
 from coordinator.dispatch import USUAL, Batch, Dispatcher, Terms
 from coordinator.job import Job
+from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch, TooManyLosses
 from coordinator.messages import (
     ROLES,
@@ -73,10 +74,6 @@ class RoleLost(BusError):
         self.role = role
 
 
-async def always() -> None:
-    """Of a run that nobody else can lead."""
-
-
 class Coordinator(TicketHandlers):
     """See the module docstring. ``failed`` ends the run with a named error; ``terms`` are the dispatcher's, ``journal``
     is the ledger's file."""
@@ -96,11 +93,10 @@ class Coordinator(TicketHandlers):
         terms: Terms = USUAL,
         journal: Path | None = None,
         left: Callable[[str], None] = lambda node: None,
-        certain: Callable[[], Awaitable[None]] = always,
+        authority: Authority = SOLE,
     ) -> None:
-        """``certain``: returns while this process leads, and nobody else can."""
         self._left = left
-        self._certain = certain
+        self._authority = authority
         self._scheduler = scheduler
         self._welcome = welcome
         self._failed = failed
@@ -127,7 +123,7 @@ class Coordinator(TicketHandlers):
         waiting: list[asyncio.Future[Any]] = [*self._roles.values(), *self._evaluations.values()]
         for future in waiting:
             future.cancel()
-        for join in self._joins.values():
+        for join in self._joins.values() if self._authority.leads() else ():
             if join.node.name != self.node.address.name:
                 self.node.tell(Ref(join.node, MEMBER), RunOver("the run has ended"))
 
@@ -221,8 +217,8 @@ class Coordinator(TicketHandlers):
     # ---- tickets -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what the scheduler has decided."""
-        if self._over:
+        """Send what the scheduler has decided; what cannot be sent now goes with the next sweep."""
+        if self._over or not self._authority.leads():
             return
         scheduler = self._scheduler
         if scheduler.to_stop:  # first, so that what waits here is not started any more
@@ -293,7 +289,7 @@ class Coordinator(TicketHandlers):
 
     @handler
     async def outcome(self, message: Outcome) -> Noted:
-        await self._certain()
+        await self._authority.certain()
         self.ended(message)
         return Noted()
 

@@ -19,7 +19,7 @@ import msgspec
 
 from bus.message import NodeAddress
 from coordinator.messages import Join
-from coordinator.metadata.protocol import EntryExists, MetadataStore, NoEntry
+from coordinator.metadata.protocol import Create, Delete, EntryExists, MetadataStore, NoEntry
 from coordinator.resources.resolve import Placement
 
 
@@ -84,10 +84,20 @@ class Facts:
 
     async def _put_bytes(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         async with self._order:
-            try:
-                await self._store.create(path, value, ephemeral=ephemeral)
-            except EntryExists:
+            while not await self._put_once(path, value, ephemeral):
+                pass  # somebody made or deleted it meanwhile
+
+    async def _put_once(self, path: str, value: bytes, ephemeral: bool) -> bool:
+        with suppress(EntryExists):
+            await self._store.create(path, value, ephemeral=ephemeral)
+            return True
+        with suppress(EntryExists, NoEntry):
+            if ephemeral:  # made anew: it may be another session's, and would go with that
+                await self._store.multi([Delete(path), Create(path, value, ephemeral=True)])
+            else:
                 await self._store.write(path, value)
+            return True
+        return False
 
     async def close(self) -> None:
         await self._store.close()

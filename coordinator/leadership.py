@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -94,7 +94,30 @@ async def newest_reign(store: MetadataStore, run: str) -> Reign | None:
     return None if entry is None else msgspec.json.decode(entry.value, type=Reign)
 
 
-class Term:
+class Authority(Protocol):
+    """Whether this process may decide for its run."""
+
+    def leads(self) -> bool:
+        """Whether it is certain, now, that nobody else can lead."""
+
+    async def certain(self) -> None:
+        """Wait until ``leads()``. Raises ``Deposed``."""
+
+
+class SoleAuthority(Authority):
+    """That of a run which nobody else can lead."""
+
+    def leads(self) -> bool:
+        return True
+
+    async def certain(self) -> None:
+        return
+
+
+SOLE = SoleAuthority()
+
+
+class Term(Authority):
     """The time for which one candidate leads; made by ``Candidate.lead``. ``over`` says why it ended."""
 
     def __init__(
@@ -117,11 +140,9 @@ class Term:
         self._keeping = asyncio.create_task(self._keep(), name=f"term {reign.epoch} of {run}")
 
     def leads(self) -> bool:
-        """Whether it is certain, now, that nobody else can lead."""
         return not self.over.done() and self._loop.time() < self._until
 
     async def certain(self) -> None:
-        """Wait until ``leads()``. Raises ``Deposed``."""
         while not self.leads():
             if self.over.done():
                 raise Deposed(self.over.result())

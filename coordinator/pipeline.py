@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,8 +32,9 @@ from actors.weightsync.messages import Publish, Published
 from bus.message import RemoteError
 from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
-from coordinator.coordinator import Coordinator, always
+from coordinator.coordinator import Coordinator
 from coordinator.job import Job
+from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
 from coordinator.resources.resolve import number
@@ -75,11 +76,11 @@ class Pipeline:
         losses: LossWatch,
         best_success: float | None,
         served: Callable[[int], object],
-        certain: Callable[[], Awaitable[None]] = always,
+        authority: Authority = SOLE,
         evaluated: int = -1,
     ) -> None:
-        """``certain``: see ``Coordinator``; ``evaluated``: the newest version that was, in earlier sittings."""
-        self._certain = certain
+        """``evaluated``: the newest version that was, in earlier sittings."""
+        self._authority = authority
         self._job = job
         self._node = node
         self._peers = peers
@@ -121,11 +122,15 @@ class Pipeline:
         self._coordinator.learner_version(version, self._scheduler.rules.alpha)
         self._state.phase, self._state.step = "running", version
         self._recorder.generation_starts()
-        self._scheduler.open()
+        if left.paused:
+            self._state.going.clear()
+        else:
+            self._scheduler.open()
         self._coordinator.flush()
         if left.weights.manifest.version == version and left.served < version:
             self._publish_beside(left.weights)
         reached = False
+        await self._state.going.wait()
         if left.taken is not None:
             version, reached = await self._step_on(left.taken, version, 0.0)
         elif self._evaluated < version and self._due(version)[0]:
@@ -233,7 +238,7 @@ class Pipeline:
             except TimeoutError:
                 if self._state.pauses == pauses:
                     raise self._stuck() from None
-        await self._certain()
+        await self._authority.certain()
         taken = self._scheduler.take()
         self._coordinator.flush()
         self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
@@ -268,7 +273,7 @@ class Pipeline:
             trained = await self._node.ask(
                 self._peers.trainer, Train(version, taken.groups), Trained, timeout_s=timeout_s, about=about
             )
-            await self._certain()
+            await self._authority.certain()
             # From here to the record nothing is waited for: an interruption finds the step not begun, or done.
             self._scheduler.trained(version + 1)
             seconds = {"wait_batch": waited_s, "train": time.monotonic() - start, "publish": self._waited_to_publish_s}
@@ -292,7 +297,7 @@ class Pipeline:
         )
         for engine, why in published.refused.items():
             self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
-        await self._certain()
+        await self._authority.certain()
         self._scheduler.served(published.version)
         self._served(published.version)
         self._coordinator.flush()

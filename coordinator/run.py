@@ -33,8 +33,9 @@ from coordinator.facts import Facts
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.job import Job
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
+from coordinator.leadership import SOLE, Deposed
 from coordinator.losses import LossWatch
-from coordinator.messages import ROLES, Announced, Join, Role, Welcome
+from coordinator.messages import ROLES, Join, Role, Welcome
 from coordinator.metadata import credentials, open_store
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import StoreError
@@ -50,7 +51,7 @@ from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.mix import Mix
 from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.scheduling.succession import Found
-from coordinator.takeover import Led, Legacy, Resumption, gather_legacy, inherit, tell_begun
+from coordinator.takeover import Led, Takeover, take_over
 from hwprobe import AffinityMap, encode
 
 T = TypeVar("T")
@@ -64,6 +65,9 @@ WHOLE_STEP_GRACE_S = 300.0
 
 CLOSE_GRACE_S = 2.0
 """How long a run waits for its metadata store to be closed, be it gone."""
+
+CERTAIN_GRACE_S = 5.0
+"""How long a run that fails waits to know whether it is still led from here."""
 
 CAUSE_GRACE_S = 2.0
 """How long a run whose messages fail waits for the word of who has died."""
@@ -119,7 +123,6 @@ class Run:
         may lead on. Raises ``OSError``."""
         self._led = led
         self._found: Found | None = None
-        self._resumption: Resumption | None = None
         self._launch = launch
         self._program = program
         self._saves = saves
@@ -176,8 +179,11 @@ class Run:
         except Interrupted as interruption:
             status, outcome = 130, f"{interruption} before anything was trained"
         except Exception as error:  # the last word on any failure, with its name
+            await self._while_leading()
             outcome = self._failed(await self._cause(error))
         finally:
+            if facts is not None and self._led is not None:  # before the roles end: there is nothing to lead on then
+                await self._tell_end(facts, status)
             self._state.phase = "stopping"
             tell_stopping(f"run {self._name} ends: {outcome}")
             (self._directory.path / ADDRESS_FILE).unlink(missing_ok=True)
@@ -185,7 +191,8 @@ class Run:
                 await node.close()
             binder.close()
             if facts is not None:
-                await self._close_facts(facts, {0: "done", 130: "interrupted"}.get(status, "failed"))
+                await self._tell_end(facts, status)
+                await self._close_facts(facts)
             balance = self._scheduler.ledger.balance()
             if not balance.holds:  # trajectories were lost without a reason: a fault of this program
                 status, outcome = 1, self._failed(RuntimeError(f"trajectories do not add up: {balance}"))
@@ -248,12 +255,28 @@ class Run:
             await asyncio.wait([opening], timeout=CLOSE_GRACE_S)
             raise
 
-    async def _close_facts(self, facts: Facts, state: str) -> None:
+    async def _while_leading(self) -> None:
+        """What fails once another process leads is none of this one's business, which is about to end
+        (``commands.lead``); where that is uncertain, it is waited for, for a while."""
+        if self._led is None:
+            return
+        try:
+            async with asyncio.timeout(CERTAIN_GRACE_S):
+                await self._led.term.certain()
+        except TimeoutError:
+            log.warning("it is uncertain whether this process still leads")
+        except Deposed:
+            await asyncio.sleep(CERTAIN_GRACE_S)
+
+    async def _tell_end(self, facts: Facts, status: int) -> None:
+        state = {0: "done", 130: "interrupted"}.get(status, "failed")
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
                 await facts.status(state, self._scheduler.version)
         except (StoreError, TimeoutError) as error:  # a store that is gone must not hide how the run ended
             log.warning("the metadata store was not told that the run has ended: %s", error)
+
+    async def _close_facts(self, facts: Facts) -> None:
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
                 if self._led is not None:
@@ -273,7 +296,10 @@ class Run:
 
     async def _train(self, node: Node, facts: Facts) -> tuple[int, str]:
         """Everything between an open store and a closed node."""
-        legacy = await self._inherit(node)
+        led = self._led
+        takeover = (
+            None if led is None or self._found is None else await take_over(node, led, self._scheduler, self._found)
+        )
         coordinator = Coordinator(
             self._scheduler,
             self._welcome(Ref(node.address, "coordinator")),
@@ -287,14 +313,15 @@ class Run:
             terms=Terms(self._launch.job.environment.max_turns, self._launch.job.scheduling.queue_ttl_s),
             journal=self._directory.ledger,
             left=lambda name: self._beside(node, facts.left(name)),
-            certain=self._certain,
+            authority=SOLE if led is None else led.term,
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         await node.spawn(lambda: self._desk(coordinator), DESK)
         self._write_address(ref)
-        if self._led is not None:
-            await self._led.term.listens_at(ref.node.control, self._led.pulse)
-            await self._call_together(node, ref, coordinator, legacy)
+        if led is not None:
+            await led.term.listens_at(ref.node.control, led.pulse)
+        if takeover is not None:
+            await takeover.call_together(node, ref, coordinator.adopt)
         node.background(report_spans(node, ref, self._spans))
         node.background(keep_telling())
         await facts.status("starting", self._version)
@@ -308,7 +335,7 @@ class Run:
                 node.background(Rebinder(node, peers.proxy, affinity, say=self._progress.note).run())
             pipeline = self._pipeline(node, coordinator, peers, facts)
             try:
-                return await self._drive(pipeline, facts)
+                return await self._drive(pipeline, facts, takeover)
             finally:
                 self._trainer_was_up = pipeline.can_save
         finally:
@@ -317,35 +344,6 @@ class Run:
             starting.cancel()
             await asyncio.gather(finding, starting, return_exceptions=True)
             self._recorder.spans(SpansTaken(self._spans.take()))
-
-    async def _inherit(self, node: Node) -> Legacy | None:
-        """What another leader's run is at; None where there is nothing to go on with. Raises ``BusError``."""
-        followers = None if self._led is None else self._led.followers
-        if followers is None or self._found is None or (not followers.complete and self._found.next_ticket == 0):
-            return None
-        if not followers.complete:
-            gone = [role for role in ROLES if not followers.of(role)]
-            raise BusError(f"the run cannot be led on: {', '.join(gone)} went with its leader; go on from a checkpoint")
-        legacy = await gather_legacy(node, followers)
-        self._resumption = inherit(self._scheduler, self._found, legacy)
-        return legacy
-
-    async def _call_together(self, node: Node, ref: Ref, coordinator: Coordinator, legacy: Legacy | None) -> None:
-        """Those who follow take part, with what they have."""
-        followers = None if self._led is None else self._led.followers
-        if followers is None:
-            return
-        for follower in followers.nodes:
-            await node.ask(ref, follower.join, Welcome, timeout_s=10.0)
-            for announce in follower.announced:
-                await node.ask(ref, announce, Announced, timeout_s=10.0)
-                if announce.role == "env" and legacy is not None:
-                    coordinator.adopt(announce.ref, legacy.hosts[announce.ref.node.name])
-            node.background(tell_begun(node, follower.join.node, ref))
-
-    async def _certain(self) -> None:
-        if self._led is not None:
-            await self._led.term.certain()
 
     def _desk(self, coordinator: Coordinator) -> Desk:
         settings, key_file = self._launch.job.coordinator, self._launch.key_file
@@ -397,7 +395,10 @@ class Run:
         try:
             await fact
         except StoreError as error:
-            self._fail(error)
+            if self._led is not None and not self._led.term.leads():
+                log.warning("a fact was not told, by a leader that may not be one: %s", error)
+            else:
+                self._fail(error)
 
     async def _join_locally(self, node: Node, ref: Ref, facts: Facts) -> None:
         roles: list[Role] = ["coordinator", *self._launch.local_roles]
@@ -451,7 +452,7 @@ class Run:
             losses=self._losses,
             best_success=self._recorder.best_success() if resume is None else resume.best_success,
             served=lambda version: node.background(self._told(facts.status("running", version))),
-            certain=self._certain,
+            authority=SOLE if self._led is None else self._led.term,
             evaluated=self._recorder.evaluated() if self._found is not None else -1,
         )
         self._scheduler.on_change(pipeline.changed)
@@ -459,10 +460,10 @@ class Run:
 
     # ---- to the end ----------------------------------------------------------------------------------------------
 
-    async def _drive(self, pipeline: Pipeline, facts: Facts) -> tuple[int, str]:
+    async def _drive(self, pipeline: Pipeline, facts: Facts, takeover: Takeover | None) -> tuple[int, str]:
         """Train until done, interrupted or failed; then save."""
         await facts.status("running", self._version)
-        resumption = self._resumption
+        resumption = None if takeover is None else takeover.resumption
         program = self._program(pipeline) if resumption is None else pipeline.go_on(resumption)
         training = asyncio.create_task(program)
         status = 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -27,7 +28,7 @@ from bus.message import BusError, NodeAddress
 from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
 from coordinator.leadership import Term
-from coordinator.messages import ROLES, Follow, Following, Role
+from coordinator.messages import ROLES, Announced, Follow, Following, Role, Welcome
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.scheduling.rolling import RollingScheduler, Taken
@@ -35,9 +36,13 @@ from coordinator.scheduling.succession import Found, JournalReader
 
 log = logging.getLogger(__name__)
 
-FOLLOW_S = 2.0
-"""How long a new leader waits for the nodes of its run; one that is later is as good as lost."""
-ASK_S = 5.0
+FOLLOW_S = 3.0
+"""How long a new leader waits for the last nodes of its run, once every role is there. One that is later than that is
+as good as lost: what it ran runs again elsewhere."""
+ALL_FOLLOW_S = 20.0
+"""How long it waits for every role to be there: less than all would end the run, and nodes may be starved."""
+FOLLOW_RETRIES = 10
+ASK_S = 20.0
 BEGUN_S = 60.0
 BEGUN_RETRIES = 10
 
@@ -100,24 +105,36 @@ class Resumption(msgspec.Struct, frozen=True):
     order: Train | None  # for the step that is under way, or done without the old leader's knowing
     taken: Taken | None  # its batch
     served: int
+    paused: bool  # by a person
 
 
 async def gather_followers(node: Node, facts: Facts, leader: Ref) -> Followers:
     """Let every node of the run follow. Raises ``StoreError``."""
-    addresses = await facts.addresses()
-    others = [address for address in addresses if address.name != node.address.name]
-    answers = await asyncio.gather(*(_follows(node, address, leader) for address in others))
-    for address, answer in zip(others, answers, strict=True):
-        if answer is None:
+    addresses = [address for address in await facts.addresses() if address.name != node.address.name]
+    asking = [asyncio.ensure_future(_follows(node, address, leader)) for address in addresses]
+    until, late = node.loop.time() + ALL_FOLLOW_S, node.loop.time() + FOLLOW_S
+    found = Followers([])
+    pending: set[asyncio.Future[Following | None]] = set(asking)
+    while pending and node.loop.time() < (late if found.complete else until):
+        limit_s = (late if found.complete else until) - node.loop.time()
+        done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        found = Followers([*found.nodes, *(each for task in done if (each := task.result()) is not None)])
+    for task in pending:
+        task.cancel()
+    following = {each.join.node.name for each in found.nodes}
+    for address in addresses:
+        if address.name not in following:
+            log.warning("node %s does not follow", address.name)
             await facts.left(address.name)
-    return Followers([answer for answer in answers if answer is not None])
+    return found
 
 
 async def _follows(node: Node, address: NodeAddress, leader: Ref) -> Following | None:
     try:
-        return await node.ask(Ref(address, MEMBER), Follow(leader), Following, timeout_s=FOLLOW_S, retries=1)
+        order = Follow(leader)
+        return await node.ask(Ref(address, MEMBER), order, Following, timeout_s=ALL_FOLLOW_S, retries=FOLLOW_RETRIES)
     except BusError as error:
-        log.warning("node %s does not follow: %s", address.name, error)
+        log.info("node %s: %s", address.name, error)
         return None
 
 
@@ -161,7 +178,7 @@ def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resump
     for each in trainer.kept:
         if each.ticket not in legacy.tickets:  # a host that has it will say so itself; else the host is gone
             scheduler.stored(kept[each.ticket])
-    return Resumption(trainer.weights, order, taken, legacy.served)
+    return Resumption(trainer.weights, order, taken, legacy.served, found.paused)
 
 
 def _outcome(kept: Kept) -> Outcome:
@@ -177,3 +194,34 @@ def _outcome(kept: Kept) -> Outcome:
         transcript=kept.transcript,
         metrics=kept.metrics,
     )
+
+
+class Takeover:
+    """Of one run, by one leader; ``resumption`` is None where the run has not begun."""
+
+    def __init__(self, followers: Followers, legacy: Legacy | None, resumption: Resumption | None) -> None:
+        self.resumption = resumption
+        self._followers = followers
+        self._legacy = legacy
+
+    async def call_together(self, node: Node, leader: Ref, adopt: Callable[[Ref, Sequence[str]], None]) -> None:
+        """Those who follow take part, with what they have."""
+        for follower in self._followers.nodes:
+            await node.ask(leader, follower.join, Welcome, timeout_s=ASK_S)
+            for announce in follower.announced:
+                await node.ask(leader, announce, Announced, timeout_s=ASK_S)
+                if announce.role == "env" and self._legacy is not None:
+                    adopt(announce.ref, self._legacy.hosts[announce.ref.node.name])
+            node.background(tell_begun(node, follower.join.node, leader))
+
+
+async def take_over(node: Node, led: Led, scheduler: RollingScheduler, found: Found) -> Takeover:
+    """Bring a fresh scheduler to where the run is. Raises ``BusError`` where it cannot be led on."""
+    followers = led.followers or Followers([])
+    if followers.complete:
+        legacy = await gather_legacy(node, followers)
+        return Takeover(followers, legacy, inherit(scheduler, found, legacy))
+    if found.next_ticket:
+        gone = ", ".join(role for role in ROLES if not followers.of(role))
+        raise BusError(f"the run cannot be led on: {gone} went with its leader; go on from a checkpoint")
+    return Takeover(followers, None, None)

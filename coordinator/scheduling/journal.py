@@ -11,6 +11,8 @@ trainings that a later ``resumed`` line took back (those that made versions beyo
     {"event":"evicted","tickets":["t9"],"reason":"stale"}
     {"event":"resumed","tickets":["t7",...],"version":4,"group":9}
                               went back to version 4; these are buffered again; the next new group is the ninth
+    {"event":"ruled","tickets":[],"alpha":2,"redundant_groups":0}
+                              a person's order, until the sitting ends; likewise weights of task streams, and a pause
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import msgspec
 
 from coordinator.observe.lines import LineWriter, whole_lines
 
-EventKind = Literal["admitted", "stored", "trained", "lost", "evicted", "resumed"]
+EventKind = Literal["admitted", "stored", "trained", "lost", "evicted", "resumed", "ruled"]
 MOST_DETAIL = 300
 
 
@@ -39,6 +41,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     group: int = -1
     task: int = -1
     stream: str = ""
+    alpha: int = -1
+    redundant_groups: int = -1
+    weights: dict[str, float] = {}
+    paused: bool | None = None
 
 
 class Journal(Protocol):

@@ -161,6 +161,10 @@ class Ledger:
     def _end(self, ticket: str) -> None:
         self._states[self._live.pop(ticket).state] -= 1
 
+    def ruled(self, order: Event) -> None:
+        """What a person has ordered, for whoever leads on."""
+        self._journal.write([order])
+
     def mark(self) -> int:
         """Where in the journal a checkpoint stands that is taken now."""
         return self._journal.mark()

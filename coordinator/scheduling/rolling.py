@@ -126,13 +126,22 @@ class RollingScheduler:
 
     def set_rules(self, rules: Rules) -> None:
         """A changed alpha or slack, from now on."""
+        if rules != self.rules:
+            self.ledger.ruled(Event("ruled", [], alpha=rules.alpha, redundant_groups=rules.redundant_groups))
         self.rules = rules
         self._evict_stale()
         self._admit()
 
     def set_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """Other shares for streams of tasks, for what is admitted from now on. Raises ``ValueError``."""
-        return self.mix.set_weights(weights)
+        shares = self.mix.set_weights(weights)
+        self.ledger.ruled(Event("ruled", [], weights=dict(weights)))
+        return shares
+
+    def set_paused(self, paused: bool) -> None:
+        """Let no new group in, or groups again."""
+        self.ledger.ruled(Event("ruled", [], paused=paused))
+        self.close() if paused else self.open()
 
     def refill(self) -> None:
         """Admit what there is room for now."""
@@ -389,6 +398,11 @@ class RollingScheduler:
         fresh scheduler, before ``open``."""
         self.version = found.version
         self._next_group, self._next_ticket = found.next_group, found.next_ticket
+        if found.ruled:
+            alpha, redundant = found.ruled
+            self.rules = msgspec.structs.replace(self.rules, alpha=alpha, redundant_groups=redundant)
+        if found.weights:
+            self.mix.set_weights(found.weights)
         self.mix.restore({name: StreamState(groups, 0.0) for name, groups in found.streams.items()}, found.next_group)
         live: dict[str, Entry] = {}
         groups = {each.index: _inherited(each, outcomes) for each in found.groups.values()}

@@ -39,6 +39,9 @@ class Found(msgspec.Struct):
     trained: int
     lost: dict[str, int]
     evicted: dict[str, int]
+    ruled: tuple[int, int] | None = None  # alpha and redundant groups, as a person has ordered; likewise:
+    weights: dict[str, float] = {}
+    paused: bool = False
 
     @property
     def balance(self) -> Balance:
@@ -55,6 +58,9 @@ class _Reading:
         self.version = 0
         self.next_group = 0
         self.admitted = 0
+        self.ruled: tuple[int, int] | None = None
+        self.paused = False
+        self.weights: dict[str, float] = {}
         self.groups: dict[int, FoundGroup] = {}
         self._group_of: dict[str, int] = {}
         self._task_of: dict[int, tuple[int, str]] = {}
@@ -73,6 +79,14 @@ class _Reading:
                     self._store(ticket)
             case "trained" | "lost" | "evicted":
                 self._end(event)
+            case "ruled":
+                self._rule(event)
+
+    def _rule(self, event: Event) -> None:
+        if event.alpha >= 0:
+            self.ruled = event.alpha, event.redundant_groups
+        self.weights |= event.weights
+        self.paused = self.paused if event.paused is None else event.paused
 
     def _admit(self, event: Event) -> None:
         index = event.group
@@ -86,6 +100,7 @@ class _Reading:
 
     def _resume(self, event: Event) -> None:
         self.version, self.next_group = event.version, event.group
+        self.ruled, self.weights, self.paused = None, {}, False  # another sitting, which goes by its job
         self.groups.clear()
         for ticket in event.tickets:
             self._ended.pop(ticket, None)
@@ -125,6 +140,9 @@ class _Reading:
             trained=kinds["trained", ""],
             lost={reason: count for (kind, reason), count in kinds.items() if kind == "lost"},
             evicted={reason: count for (kind, reason), count in kinds.items() if kind == "evicted"},
+            ruled=self.ruled,
+            weights=self.weights,
+            paused=self.paused,
         )
 
 

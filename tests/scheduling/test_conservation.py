@@ -94,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(alpha=st.integers(0, 2), groups=st.integers(1, 2), redundant=st.integers(0, 1))
     def begin_run(self, alpha: int, groups: int, redundant: int) -> None:
         self.made = RollingScheduler(rules(alpha, groups=groups, size=SIZE, redundant=redundant), Ledger(self.journal))
+        self.began_with = self.made.rules
         self.made.open()
         self.follow()
 
@@ -216,6 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = set(data.draw(st.lists(st.sampled_from(sorted(saved.held)), unique=True))) if saved.held else set()
         acknowledged = [*self.buffered, *self.taken]
         since = self.journal.events[saved.mark :]
+        self.began_with = self.made.rules
         self.made = RollingScheduler(self.made.rules, Ledger(self.journal))
         self.made.restore(state, saved.version, [*held, "foreign"], since=since, acknowledged=acknowledged)
         assert "foreign" in self.made.to_discard
@@ -244,13 +246,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         versions = self.buffered | (self.versions_taken if self.taken else {})
         outcomes = {id_: stored(id_, version) for id_, version in versions.items()}
         was_open, rules_now, version = self.made.is_open, self.made.rules, self.made.version
-        self.made = RollingScheduler(rules_now, Ledger(self.journal))
+        self.made = RollingScheduler(self.began_with, Ledger(self.journal))
         found = found_in(self.journal.events)
         assert found.version == version
         self.made.inherit(found, outcomes, running=set(self.running), served=self.served)
         if order:
             retaken = self.made.retake(order)
             assert [outcome.ticket for outcome in retaken.outcomes] == self.taken
+        assert self.made.rules == rules_now
         assert self.made.to_start == []
         assert self.made.to_stop == []
         if was_open:

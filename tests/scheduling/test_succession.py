@@ -12,6 +12,7 @@ import pytest
 from actors.env.messages import Outcome, Ticket
 from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Ledger
+from coordinator.scheduling.mix import Mix, TaskStream
 from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.scheduling.succession import JournalReader, found_in
 from tests.scheduling.support import Written, lost, rules, started, stored
@@ -96,6 +97,26 @@ def test_what_the_store_has_lost_is_evicted_by_name() -> None:
     made.inherit(found_in(events), {}, running={"t1"}, served=0)
     assert made.ledger.balance().evicted == {"store_lost": 2}
     assert made.to_stop == [("t1", "store_lost")]
+
+
+def test_what_a_person_has_ordered_is_still_in_force() -> None:
+    journal = Written()
+    streams = {"easy": TaskStream(weight=3.0), "hard": TaskStream(weight=1.0, first=100)}
+    first = RollingScheduler(rules(alpha=1), Ledger(journal), Mix(streams))
+    first.open()
+    first.set_rules(rules(alpha=3, redundant=2))
+    first.set_weights({"hard": 9.0})
+    first.set_paused(True)
+    found = found_in(journal.events)
+    assert found.paused
+    second = RollingScheduler(rules(alpha=1), Ledger(journal), Mix(streams))
+    running = set(first.ledger.live())
+    second.inherit(found, {}, running=running, served=0)
+    assert second.rules == rules(alpha=3, redundant=2)
+    assert second.mix.shares == {"easy": 0.25, "hard": 0.75}
+    assert second.mix.admitted == first.mix.admitted
+    first.set_paused(False)
+    assert not found_in(journal.events).paused
 
 
 def test_a_journal_that_is_read_as_it_grows_says_the_same(tmp_path: Path) -> None:

@@ -69,6 +69,10 @@ class Audit:
             self._move(ticket, {"admitted", "stored"}, "evicted")
             self._end(ticket, self.evicted, line["reason"])
 
+    def _ruled(self, line: dict[str, Any], tickets: list[str]) -> None:
+        if tickets:
+            raise BooksDoNotAddUp(f"an order that names tickets: {line}")
+
     def _resumed(self, line: dict[str, Any], tickets: list[str]) -> None:
         self.resumes += 1
         self.version = line.get("version", -1)
