@@ -23,18 +23,18 @@ AGAIN_S = 0.2
 @asynccontextmanager
 async def pulse(host: str) -> AsyncIterator[str]:
     """Listens while the block runs; yields where, as ``host:port``. Raises ``OSError``."""
-    held: set[asyncio.StreamWriter] = set()
+    held: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(held) >= MOST_CONNECTIONS:
             writer.close()
             return
-        held.add(writer)
+        held[writer] = asyncio.current_task()
         try:
             with suppress(ConnectionError):
                 await reader.read(1)  # nothing comes until the other side ends
         finally:
-            held.discard(writer)
+            del held[writer]
             writer.close()
 
     server = await asyncio.start_server(hold, host, 0)
@@ -42,8 +42,10 @@ async def pulse(host: str) -> AsyncIterator[str]:
         yield f"{host}:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        holding = [task for task in held.values() if task is not None]
         for writer in list(held):
             writer.close()
+        await asyncio.gather(*holding, return_exceptions=True)  # asyncio complains of those that are cancelled
 
 
 async def until_gone(address: str) -> None:

@@ -60,4 +60,5 @@ async def test_a_leader_that_ends_in_good_order_ends_its_pulse() -> None:
         waiting = asyncio.create_task(until_gone(address))
         await asyncio.sleep(0.2)
         assert not waiting.done()
+    assert not [task for task in asyncio.all_tasks() if "hold" in repr(task)]
     await asyncio.wait_for(waiting, 30.0)
