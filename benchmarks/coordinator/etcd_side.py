@@ -17,6 +17,8 @@ from pathlib import Path
 
 import grpc
 
+from tests.support.ports import free_ports
+
 START_S = 60.0
 CALL_S = 30.0
 _PUT = "/etcdserverpb.KV/Put"
@@ -62,7 +64,7 @@ def server() -> Iterator[str]:
     if etcd is None:
         raise EtcdMissing("no etcd is installed; apt-get install -y --no-install-recommends etcd-server")
     with tempfile.TemporaryDirectory(prefix="rollart-etcd-") as directory:
-        client_port, peer_port = _free_ports(2)
+        client_port, peer_port = free_ports(2)
         address, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
         log = Path(directory) / "log"
         with log.open("wb") as output:
@@ -97,14 +99,3 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             pass
         time.sleep(0.1)
     raise EtcdMissing(f"etcd does not serve; its log ends:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -20,6 +20,7 @@ from bus.transport import Transport
 from bus.virtual_time import run as run_in_virtual_time
 from bus.zeromq import ZeroMQTransport
 from tests.bus.running import run as run_in_real_time
+from tests.support.ports import free_port
 
 QUEUED = 10
 """Messages that may wait for a peer in these tests, on each lane."""
@@ -50,7 +51,7 @@ class RealPlace:
         self._open: list[ZeroMQTransport] = []
 
     def join(self, name: str, epoch: int, *, like: Transport | None = None) -> ZeroMQTransport:
-        port = int(like.address.control.rsplit(":", 1)[1]) if like is not None else 0
+        port = int(like.address.control.rsplit(":", 1)[1]) if like is not None else free_port()
         transport = ZeroMQTransport(name, epoch, port=port, key=self._key, unix=self._unix)
         self._open.append(transport)
         return transport

@@ -10,7 +10,8 @@ from bus.locality import nearest, unix_endpoint
 from bus.message import CannotListen, Lane
 from bus.security import make_key
 from bus.zeromq import ZeroMQTransport
-from tests.bus.test_zeromq import Nodes, ask, echo, free_port, until
+from tests.bus.test_zeromq import Nodes, ask, echo, until
+from tests.support.ports import free_port
 
 
 def ways(transport: object) -> set[str]:

@@ -22,6 +22,7 @@ from bus.delivery import Courier
 from bus.message import PROTOCOL_VERSION, CannotListen, Lane, NodeAddress, Overloaded, PeerLost, PeerRestarted
 from bus.packing import PACKED_BYTES, PACKED_FRAMES, packed, unpacked
 from bus.zeromq import BATCH, ZeroMQTransport
+from tests.support.ports import free_port
 
 
 class Text(msgspec.Struct):
@@ -77,12 +78,6 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.001)
     raise TimeoutError("it never came to be")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def nobody(port: int) -> NodeAddress:

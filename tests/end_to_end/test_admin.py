@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bundle.test_files import contents
 from tests.end_to_end.runs import FROZENLAKE, TINY, training
+from tests.support.ports import free_port
 from tests.support.running import ROOT, Command, Ended, ran, started
 from tests.support.terminal import Terminal, python_module
 
@@ -68,11 +69,6 @@ class LiveRun:
     def json(self, line: str) -> Any:
         (answer,) = self.script(line)
         return answer
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from bus.security import make_key
 from coordinator.resources.measured import mix_of_run
 from hwprobe.delegation import standing
 from tests.end_to_end.runs import FROZENLAKE, TINY, Run, balance
+from tests.support.ports import free_port
 from tests.support.running import ROOT, Command, ran
 
 LIMIT = "binding.limits={env-worker: {memory_gib: 4}}"
@@ -50,12 +51,6 @@ def script(folder: Path, name: str, text: str) -> Path:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def hosts_that_joined(stdout: str) -> set[str]:

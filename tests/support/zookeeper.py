@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.ports import free_ports
+
 JARS = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
 NETTY_JARS = tuple(  # what zookeeper.jar's own list of its libraries leaves out
     f"/usr/share/java/netty-{name}.jar" for name in ("codec", "resolver", "transport-native-unix-common")
@@ -122,7 +124,7 @@ def running_servers(count: int = 1, *, sync: bool = False) -> Iterator[list[Serv
     with _directory() as directory, _killed_at_the_end() as servers:
         for number in range(count):
             for attempt in range(_ATTEMPTS):
-                server = Server(directory / f"{number}-{attempt}", _free_ports(1)[0], sync=sync)
+                server = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync)
                 servers.append(server)
                 server.start()
                 if _serves([server], last=attempt == _ATTEMPTS - 1):
@@ -136,7 +138,7 @@ def running_ensemble(size: int = 3) -> Iterator[list[Server]]:
     """The members of one ensemble, all serving, one of them as the leader."""
     with _directory() as directory, _killed_at_the_end() as servers:
         for attempt in range(_ATTEMPTS):
-            ports = _free_ports(3 * size)
+            ports = free_ports(3 * size)
             peers = [
                 f"server.{number + 1}=127.0.0.1:{ports[size + 2 * number]}:{ports[size + 2 * number + 1]}"
                 for number in range(size)
@@ -160,7 +162,7 @@ def secure_server(own: Path, trusted: Path) -> Iterator[tuple[Server, str]]:
     and ``trusted`` are PEM files."""
     with _directory() as directory, _killed_at_the_end() as servers:
         for attempt in range(_ATTEMPTS):
-            port, secure = _free_ports(2)
+            port, secure = free_ports(2)
             tls = [
                 f"secureClientPort={secure}",
                 "secureClientPortAddress=127.0.0.1",
@@ -238,17 +240,6 @@ def _die_with(parent: int) -> None:
     """In the child, before java: ask for SIGKILL at the parent's death, and look whether it has happened already."""
     if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != parent:
         os._exit(1)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @contextmanager
