@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actors.core import Node, Ref
-from actors.env.messages import GetTickets, Outcome, TicketsHere
+from actors.env.messages import GetTickets, TicketsHere
 from actors.proxy.messages import DescribeProxy, ProxyState
-from actors.trainer.messages import DescribeTrainer, Kept, Train, TrainerState, Weights
+from actors.trainer.messages import DescribeTrainer, Train, TrainerState, Weights
 from bus.message import BusError, NodeAddress
 from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
@@ -167,33 +167,18 @@ def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resump
     trainer = legacy.trainer
     if trainer.weights is None:
         return None
-    kept = {each.ticket: _outcome(each) for each in trainer.kept}
+    kept = {each.ticket: each for each in trainer.kept}
     last = trainer.last
     order = trainer.stepping
     if last is not None and last.order.version == found.version:  # done, but not in the journal
         order = last.order
-        kept |= {each.ticket: _outcome(each) for each in last.kept}
+        kept |= {each.ticket: each for each in last.kept}
     scheduler.inherit(found, kept, running=legacy.tickets | kept.keys(), served=legacy.served)
     taken = None if order is None else scheduler.retake(order.groups)
     for each in trainer.kept:
         if each.ticket not in legacy.tickets:  # a host that has it will say so itself; else the host is gone
             scheduler.stored(kept[each.ticket])
     return Resumption(trainer.weights, order, taken, legacy.served, found.paused)
-
-
-def _outcome(kept: Kept) -> Outcome:
-    return Outcome(
-        ticket=kept.ticket,
-        state="stored",
-        initiating_version=kept.initiating_version,
-        reward=kept.reward,
-        env_return=kept.env_return,
-        success=kept.success,
-        turns=kept.turns,
-        sampled_tokens=kept.sampled_tokens,
-        transcript=kept.transcript,
-        metrics=kept.metrics,
-    )
 
 
 class Takeover:

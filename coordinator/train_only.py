@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from actors.env.messages import Outcome
+from actors.env.messages import stored_outcome
 from actors.settings import TrainSettings
 from actors.trainer.dump import Dump
 from actors.trainer.messages import Store, Stored, Train, Trained
@@ -70,7 +70,7 @@ class FromDump:
         trained = await run.ask(order, Trained, timeout_s=run.step_timeout_s(), about=about)
         facts = StepFacts(
             version=version + 1,
-            outcomes=[_outcome(trajectory) for group in groups for trajectory in group],
+            outcomes=[stored_outcome(trajectory, {}) for group in groups for trajectory in group],
             statistics=trained.statistics,
             seconds={"load": loaded - start, "train": time.monotonic() - loaded},
             in_flight=0,
@@ -81,18 +81,3 @@ class FromDump:
         run.recorder.step(facts)
         await run.stepped(version + 1)
         return version + 1
-
-
-def _outcome(trajectory: Trajectory) -> Outcome:
-    """How it ended when it was sampled."""
-    return Outcome(
-        ticket=trajectory.ticket,
-        state="stored",
-        initiating_version=trajectory.initiating_version,
-        reward=trajectory.reward,
-        env_return=trajectory.env_return,
-        success=trajectory.success,
-        turns=trajectory.turns,
-        sampled_tokens=trajectory.sampled_tokens,
-        transcript=trajectory.transcript,
-    )

@@ -112,6 +112,22 @@ class Outcome(msgspec.Struct, frozen=True):
     metrics: dict[str, float] = {}  # the environment's own, summed over the episode
 
 
+def stored_outcome(trajectory: Trajectory, metrics: dict[str, float]) -> Outcome:
+    """How a trajectory ended that is in the trainer's store."""
+    return Outcome(
+        ticket=trajectory.ticket,
+        state="stored",
+        initiating_version=trajectory.initiating_version,
+        reward=trajectory.reward,
+        env_return=trajectory.env_return,
+        success=trajectory.success,
+        turns=trajectory.turns,
+        sampled_tokens=trajectory.sampled_tokens,
+        transcript=trajectory.transcript,
+        metrics=metrics,
+    )
+
+
 # ---- to whoever follows a trajectory --------------------------------------------------------------------------------
 
 

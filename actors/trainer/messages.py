@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 
 from actors.core.ref import Ref
+from actors.env.messages import Outcome
 from actors.trainer.backends.protocol import Inspection, TrainBatch
 from actors.trajectory import Trajectory
 from actors.weightsync.manifest import Manifest
@@ -57,37 +58,22 @@ class DescribeTrainer(msgspec.Struct, frozen=True):
     """Ask for ``TrainerState``: what a new leader must know to go on."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A stored trajectory, without its tokens."""
-
-    ticket: str
-    group: int
-    task: int
-    initiating_version: int
-    reward: float
-    env_return: float
-    success: bool
-    turns: int
-    sampled_tokens: int
-    transcript: list[tuple[str, str]]
-    metrics: dict[str, float]
-
-
 class LastStep(msgspec.Struct, frozen=True):
     """The newest step that is done, and what it was done on."""
 
     order: Train
     trained: Trained
-    kept: list[Kept]
+    kept: list[Outcome]
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """``weights``: the newest, once there are any; ``stepping``: the order that is being carried out."""
+    """``weights``: the newest, once there are any; ``stepping``: the order that is being carried out;
+    ``kept``: what is stored."""
 
     weights: Weights | None
     stepping: Train | None
     last: LastStep | None
-    kept: list[Kept]
+    kept: list[Outcome]
 
 
 class Imitate(msgspec.Struct, frozen=True):

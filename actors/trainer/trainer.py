@@ -19,6 +19,7 @@ import msgspec
 from actors.core import Actor, handler
 from actors.core.hosting import ChildSpec
 from actors.core.process import Child, start_child
+from actors.env.messages import Outcome, stored_outcome
 from actors.settings import TrainSettings
 from actors.trainer.backends.protocol import Inspection
 from actors.trainer.batches import BatchFiles
@@ -33,7 +34,6 @@ from actors.trainer.messages import (
     InspectBatch,
     InspectedGroups,
     InspectGroups,
-    Kept,
     LastStep,
     LogProbabilities,
     RankReady,
@@ -213,20 +213,8 @@ class Trainer(Actor):
             self._metrics.pop(ticket, None)
         self._store.drop(tickets)
 
-    def _kept(self, trajectory: Trajectory) -> Kept:
-        return Kept(
-            ticket=trajectory.ticket,
-            group=trajectory.group,
-            task=trajectory.task,
-            initiating_version=trajectory.initiating_version,
-            reward=trajectory.reward,
-            env_return=trajectory.env_return,
-            success=trajectory.success,
-            turns=trajectory.turns,
-            sampled_tokens=trajectory.sampled_tokens,
-            transcript=trajectory.transcript,
-            metrics=self._metrics.get(trajectory.ticket, {}),
-        )
+    def _kept(self, trajectory: Trajectory) -> Outcome:
+        return stored_outcome(trajectory, self._metrics.get(trajectory.ticket, {}))
 
     @handler(urgent=True)
     async def describe(self, message: DescribeTrainer) -> TrainerState:
