@@ -248,16 +248,25 @@ class TicketDesk:
             return Changed(f"{node} is given no new tickets; {_number(running, 'trajectory')} still there")
         return Changed(f"{node} is given tickets again")
 
+    def bind(self, bound: int) -> Places:
+        """Raises ``ValueError``."""
+        if bound < 0:
+            raise ValueError(f"bound: expected 0 or more places, found {bound}")
+        self._dispatcher.bind(bound)
+        self._hands.flush()
+        return self._dispatcher.places()
+
+    def left_places(self, tickets: list[str]) -> None:
+        """They are only scored and stored from now on."""
+        self._dispatcher.left_places(tickets)
+        self._hands.flush()
+
 
 class TicketHandlers(Actor):
     """The coordinator's handlers for single trajectories; it has the desk and the dispatcher."""
 
     ticket_desk: TicketDesk
     dispatcher: Dispatcher
-
-    def flush(self) -> None:
-        """Send what there is to say."""
-        raise NotImplementedError
 
     @handler(concurrent=True)
     async def trajectory(self, message: GetTrajectory) -> TrajectoryLife:
@@ -293,16 +302,11 @@ class TicketHandlers(Actor):
 
     @handler
     async def set_places(self, message: SetPlaces) -> Places:
-        if message.bound < 0:
-            raise ValueError(f"bound: expected 0 or more places, found {message.bound}")
-        self.dispatcher.bind(message.bound)
-        self.flush()
-        return self.dispatcher.places()
+        return self.ticket_desk.bind(message.bound)
 
     @handler
     async def left_places(self, message: LeftPlaces) -> None:
-        self.dispatcher.left_places(message.tickets)
-        self.flush()
+        self.ticket_desk.left_places(message.tickets)
 
 
 def _common(told: list[Moment], remembered: list[Moment]) -> int:
