@@ -191,7 +191,7 @@ class Run:
                 await node.close()
             binder.close()
             if facts is not None:
-                await self._tell_end(facts, status)
+                await self._tell_end(facts, status)  # of a led run once more: a standby that missed it would lead on
                 await self._close_facts(facts)
             balance = self._scheduler.ledger.balance()
             if not balance.holds:  # trajectories were lost without a reason: a fault of this program

@@ -21,6 +21,7 @@ from tests.support.ports import free_ports
 
 START_S = 60.0
 CALL_S = 30.0
+END_S = 10.0
 _PUT = "/etcdserverpb.KV/Put"
 
 
@@ -84,7 +85,7 @@ def server() -> Iterator[str]:
             yield f"127.0.0.1:{client_port}"
         finally:
             process.kill()
-            process.wait()
+            process.wait(END_S)
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
