@@ -20,10 +20,13 @@ from pathlib import Path
 
 import msgspec
 
+from actors.formats import CHECKPOINT, FormatRefused
+from coordinator.scheduling.groups import GroupState
+from coordinator.scheduling.ledger import Balance
 from coordinator.scheduling.rolling import SchedulerState
 
 RUN_FILE = "run.json"
-FORMAT = 2
+FORMAT = CHECKPOINT.current
 _NAME = re.compile(r"v(\d+)(?:\.(\d+))?")
 
 
@@ -40,7 +43,33 @@ class RunCheckpoint(msgspec.Struct, frozen=True):
 class _Format(msgspec.Struct, frozen=True):
     """What can be read of every format, past and future."""
 
-    format: int
+    format: int | None = None
+
+
+class _OldScheduler(msgspec.Struct, frozen=True):
+    """Of format 1, from before the ledger had a journal: nobody knew the names of what ran."""
+
+    next_group: int
+    next_ticket: int
+    groups: list[GroupState]
+    balance: Balance
+
+    def converted(self) -> SchedulerState:
+        """What ran has to end under some name, so that the sum holds; the journal begins with the next sitting."""
+        stored = [ticket for group in self.groups for ticket in group.stored]
+        balance = self.balance
+        nameless = balance.in_flight + balance.buffered + balance.taken - len(stored)
+        live = [*stored, *(f"nameless-{number}" for number in range(nameless))]
+        return SchedulerState(self.next_group, self.next_ticket, self.groups, balance, live, 0)
+
+
+class _OldCheckpoint(msgspec.Struct, frozen=True):
+    """Of format 1."""
+
+    version: int
+    scheduler: _OldScheduler
+    best_success: float | None
+    elapsed_s: float
 
 
 class CheckpointUnusable(RuntimeError):
@@ -133,10 +162,10 @@ class Checkpoints:
         path = self.path(version) / RUN_FILE
         try:
             content = path.read_bytes()
-            format_ = msgspec.json.decode(content, type=_Format).format
-            if format_ != FORMAT:
-                raise CheckpointUnusable(f"{path}: format {format_}, this program reads {FORMAT}")
-            return msgspec.json.decode(content, type=RunCheckpoint)
+            format_ = CHECKPOINT.check(msgspec.json.decode(content, type=_Format).format, path)
+            return _decode(content, format_)
+        except FormatRefused as error:
+            raise CheckpointUnusable(str(error)) from None
         except OSError as error:
             raise CheckpointUnusable(f"{path}: {error.strerror}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -148,6 +177,13 @@ class Checkpoints:
         if not versions:
             raise CheckpointUnusable(f"{self._directory}: there is no checkpoint to resume from")
         return self.read(versions[-1])
+
+
+def _decode(content: bytes, format_: int) -> RunCheckpoint:
+    if format_ == FORMAT:
+        return msgspec.json.decode(content, type=RunCheckpoint)
+    old = msgspec.json.decode(content, type=_OldCheckpoint)
+    return RunCheckpoint(FORMAT, old.version, old.scheduler.converted(), old.best_success, old.elapsed_s)
 
 
 def _sync_tree(directory: Path) -> None:

@@ -17,10 +17,15 @@ from contextlib import suppress
 
 import msgspec
 
+from actors.formats import RUN_FACTS, FormatRefused
 from bus.message import NodeAddress
 from coordinator.messages import Join
 from coordinator.metadata.protocol import Create, Delete, EntryExists, MetadataStore, NoEntry
 from coordinator.resources.resolve import Placement
+
+
+class FactsUnreadable(RuntimeError):
+    """What a run has written is of a format that this software cannot read; one line."""
 
 
 class RunStatus(msgspec.Struct, frozen=True):
@@ -28,6 +33,13 @@ class RunStatus(msgspec.Struct, frozen=True):
 
     state: str  # "starting", "running", then "done", "interrupted" or "failed"
     version: int
+    format: int = RUN_FACTS.oldest  # of all that is below ``/jobs/<run>``
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What can be read of every format, past and future."""
+
+    format: int = RUN_FACTS.oldest
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -48,7 +60,7 @@ class Facts:
         self._order = asyncio.Lock()  # what is said last stays
 
     async def status(self, state: str, version: int) -> None:
-        await self._put(f"/jobs/{self._run}/status", RunStatus(state, version))
+        await self._put(f"/jobs/{self._run}/status", RunStatus(state, version, RUN_FACTS.current))
 
     async def joined(self, join: Join) -> None:
         """A node takes part."""
@@ -67,8 +79,15 @@ class Facts:
                     await self._store.delete(path)
 
     async def last_status(self) -> RunStatus | None:
+        """Raises ``FactsUnreadable`` where other software has written them, in a way that this one does not know."""
         entry = await self._store.get(f"/jobs/{self._run}/status")
-        return None if entry is None else msgspec.json.decode(entry.value, type=RunStatus)
+        if entry is None:
+            return None
+        try:
+            RUN_FACTS.check(msgspec.json.decode(entry.value, type=_Format).format, f"/jobs/{self._run}")
+        except FormatRefused as error:
+            raise FactsUnreadable(str(error)) from None
+        return msgspec.json.decode(entry.value, type=RunStatus)
 
     async def addresses(self) -> list[NodeAddress]:
         """Of all that take part, by name."""

@@ -23,6 +23,7 @@ class Join(msgspec.Struct, frozen=True):
     roles: list[Role]
     pid: int
     affinity: bytes  # the node's affinity map, as JSON
+    software: str = ""  # its version; "" of a node from before it was said
 
 
 class Welcome(msgspec.Struct, frozen=True):

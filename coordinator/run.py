@@ -20,6 +20,7 @@ from actors.core import Node, Ref
 from actors.core.leader import Leader
 from actors.policy import write_config
 from actors.telemetry import Spans, SpansTaken, report_spans
+from actors.version import VERSION
 from bus.message import BusError
 from bus.security import read_key
 from coordinator.admin import AdminDesk, RunState
@@ -384,7 +385,8 @@ class Run:
 
     def _record_join(self, join: Join, node: Node, facts: Facts) -> None:
         if join.node.name != CONTROL:
-            self._progress.note(f"{join.node.name} joined: {', '.join(join.roles)}")
+            other = f" (software {join.software or 'unknown'}, this is {VERSION})" if join.software != VERSION else ""
+            self._progress.note(f"{join.node.name} joined: {', '.join(join.roles)}{other}")
         self._beside(node, facts.joined(join))
 
     def _beside(self, node: Node, fact: Coroutine[Any, Any, None]) -> None:
@@ -402,7 +404,7 @@ class Run:
 
     async def _join_locally(self, node: Node, ref: Ref, facts: Facts) -> None:
         roles: list[Role] = ["coordinator", *self._launch.local_roles]
-        join = Join(node.address, roles, os.getpid(), encode(self._launch.affinity))
+        join = Join(node.address, roles, os.getpid(), encode(self._launch.affinity), VERSION)
         await node.ask(ref, join, Welcome, timeout_s=10.0)
         await facts.bound(CONTROL, self._launch.placement)
 

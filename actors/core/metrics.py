@@ -81,6 +81,7 @@ class Description(msgspec.Struct, frozen=True):
     objects: dict[str, int] = {}  # those it has put, and what they take; "borrowed", "mapped": of other nodes
     watched: list[NodeAddress] = []  # nodes whose silence it would notice: a parent's children are among them
     process: ProcessFacts | None = None  # None on a simulated network, where nodes are none of their own
+    software: str = ""  # its version; "" of a node from before it was said
 
 
 class DescribeNode(Message[Description], frozen=True):

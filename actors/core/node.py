@@ -29,6 +29,7 @@ from actors.core.offers import Offers, SpawnActor, Spawned
 from actors.core.ref import Ref
 from actors.core.restarts import NEVER, Restarts
 from actors.core.watching import NODE_ACTOR, RETRIES, Down, DownKind, Monitor, NodeGone, Watches
+from actors.version import VERSION
 from bus.bounds import Bounds
 from bus.message import (
     BusError,
@@ -296,6 +297,7 @@ class Node(Exchange, Keeper):
             objects=self._objects.describe(),
             watched=self._liveness.watched(),
             process=process_facts() if self._tidies else None,
+            software=VERSION,
         )
 
     def describe(self) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 
+from actors.formats import RANK_PART, FormatRefused
 from actors.trainer.backends.protocol import CheckpointError
 
-_FORMAT = 1
 _RNG = "rng.cpu"
 _CUDA_RNG = "rng.cuda"
 
@@ -41,7 +41,7 @@ def save_rank(directory: Path, layout: Layout, tensors: Mapping[str, torch.Tenso
     named[_RNG] = torch.get_rng_state()
     if torch.cuda.is_available():
         named[_CUDA_RNG] = torch.cuda.get_rng_state()
-    facts = {"format": _FORMAT, "layout": msgspec.to_builtins(layout), "torch": torch.__version__}
+    facts = {"format": RANK_PART.current, "layout": msgspec.to_builtins(layout), "torch": torch.__version__}
     stem = _stem(layout)
     content = {
         f"{stem}.safetensors": serialise_tensors(named),
@@ -64,10 +64,14 @@ def load_rank(directory: Path, layout: Layout, expected: Mapping[str, torch.Tens
     files = _read_index(directory / f"{stem}.index.json", layout)
     content = {name: _read_checked(directory / name, fact) for name, fact in files.items()}
     facts = json.loads(content[f"{stem}.json"])
-    if facts["layout"] != msgspec.to_builtins(layout) or facts["format"] != _FORMAT:
+    try:
+        RANK_PART.check(facts.get("format"), directory / f"{stem}.json")
+    except FormatRefused as error:
+        raise CheckpointError(str(error)) from None
+    if facts["layout"] != msgspec.to_builtins(layout):
         raise CheckpointError(
-            f"{directory / stem}.json: written by {facts['layout']} in format {facts['format']}, this is {layout} in "
-            f"format {_FORMAT}; resume with the layout that wrote it"
+            f"{directory / stem}.json: written by {facts['layout']}, this is {layout}; resume with the layout that "
+            "wrote it"
         )
     path = directory / f"{stem}.safetensors"
     try:

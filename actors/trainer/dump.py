@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from actors.formats import DUMP, FormatRefused
 from actors.policy import Policy
 from actors.trainer.store import StoreCorrupt, read_records, write_records
 from actors.trajectory import FULL_VOCABULARY, Trajectory
@@ -27,7 +28,7 @@ MANIFEST_FILE = "dump.json"
 RECORDS_FILE = "trajectories.log"
 RECORDED = "recorded"
 """Directory of a run that keeps what it trains on (``train.record``): one file a step."""
-FORMAT = 1
+FORMAT = DUMP.current
 
 
 class DumpError(ValueError):
@@ -55,6 +56,12 @@ class DumpContent(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[int, int]  # the oldest and the newest that sampled
     lost: dict[str, int]  # wanted, but not here, by reason
     digest: str  # blake2b of all record files
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What can be read of every format, past and future."""
+
+    format: int | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -238,11 +245,12 @@ def _read_manifest(directory: Path, *, asked: Path) -> Manifest:
             f"with bin/rollout"
         )
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        DUMP.check(msgspec.json.decode(content, type=_Format).format, path)
+        return msgspec.json.decode(content, type=Manifest)
+    except FormatRefused as error:
+        raise DumpError(str(error)) from None
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror}; expected a dump (bin/rollout makes one) or a run") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DumpError(f"{path}: not the manifest of a dump: {error}") from None
-    if manifest.format != FORMAT:
-        raise DumpError(f"{path}: format {manifest.format}, this program reads {FORMAT}")
-    return manifest

@@ -5,6 +5,8 @@ was acknowledged (a machine that loses power goes back to the last checkpoint, w
 file is as it was before. Each record carries its length and checksums of both: a torn record at the end of a file (a
 crash in the middle of a write) is cut off with a warning, anything else that does not fit is an error. The file is
 rewritten once most of it is of no use any more.
+
+A file begins with a head that says its format; one of format 0 has none and begins with its first record.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from actors.formats import RECORDS, FormatRefused
 from actors.trajectory import Trajectory
-from bus.codec import dumps, loads
+from bus.codec import Frame, dumps, loads
 from bus.message import DecodeError
 
 log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
+_MAGIC = b"RATRAJ"
+_FORMAT = struct.Struct("<H")
+_FILE_HEAD = _MAGIC + _FORMAT.pack(RECORDS.current)
 _HEAD = struct.Struct("<III")  # length of the blob, crc32 of that length, crc32 of the blob
 
 SLACK_BYTES = 16 << 20
@@ -30,7 +36,7 @@ SLACK_BYTES = 16 << 20
 
 
 class StoreCorrupt(RuntimeError):
-    """A record that does not fit its checksum; the message names file and offset."""
+    """A record that does not fit its checksum, or a file of another format; the message names file and offset."""
 
 
 class UnknownTrajectory(LookupError):
@@ -51,11 +57,16 @@ class TrajectoryStore:
         if start_from is not None:
             path.write_bytes(start_from.read_bytes())
         if path.exists():
+            with path.open("rb") as file:
+                self._file_bytes = _records_begin(path, file.read(len(_FILE_HEAD)))
             for trajectory, end in read_records(path):
                 self._note(trajectory, end - self._file_bytes)
                 self._file_bytes = end
             os.truncate(path, self._file_bytes)  # what follows a torn record could not be read again
         self._file = path.open("ab", buffering=0)
+        if not self._file_bytes:
+            self._append(_FILE_HEAD)
+            self._file_bytes = len(_FILE_HEAD)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -134,7 +145,7 @@ def write_records(path: Path, trajectories: Iterable[Trajectory]) -> int:
     and leaves no part of it to keep a full disk full."""
     try:
         with path.open("wb") as file:
-            size = sum(file.write(_record(trajectory)) for trajectory in trajectories)
+            size = file.write(_FILE_HEAD) + sum(file.write(_record(trajectory)) for trajectory in trajectories)
             file.flush()
             os.fsync(file.fileno())
     except OSError:
@@ -143,10 +154,21 @@ def write_records(path: Path, trajectories: Iterable[Trajectory]) -> int:
     return size
 
 
+def _records_begin(path: Path, head: Frame) -> int:
+    """Where they do, in a file that begins so. Raises ``StoreCorrupt``."""
+    if len(head) < len(_FILE_HEAD) or bytes(head[: len(_MAGIC)]) != _MAGIC:  # a torn head is like no record
+        return 0
+    try:
+        RECORDS.check(_FORMAT.unpack_from(head, len(_MAGIC))[0], path)
+    except FormatRefused as error:
+        raise StoreCorrupt(str(error)) from None
+    return len(_FILE_HEAD)
+
+
 def read_records(path: Path) -> Iterator[tuple[Trajectory, int]]:
     """All whole records of a file, each with the offset of its end. Raises ``StoreCorrupt``."""
     data = memoryview(path.read_bytes())
-    offset = 0
+    offset = _records_begin(path, data[: len(_FILE_HEAD)])
     while offset < len(data):
         where = f"{path}: the record at offset {offset}"
         start = offset + _HEAD.size

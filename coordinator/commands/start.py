@@ -27,12 +27,14 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.logs import configure_logging
+from actors.version import VERSION
 from bus.message import BusError, NodeAddress, NoSuchActor
 from bus.security import ClusterKey, SecurityError, check_exposure, read_key
 from coordinator.allegiance import Allegiance
 from coordinator.commands.lead import lead, stand_by
 from coordinator.commands.train import settled, write_as_written, write_job_directory
 from coordinator.coordinator import MEMBER
+from coordinator.facts import FactsUnreadable
 from coordinator.job import Job, JobError, load
 from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
 from coordinator.launching.hosts import LaunchError, numeric
@@ -115,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     except (JobError, LaunchError, RunDirectoryError, SecurityError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    except (BusError, RoleNotTaken, StoreError, Deposed) as error:
+    except (BusError, RoleNotTaken, StoreError, FactsUnreadable, Deposed) as error:
         print(f"error: {error}", file=sys.stderr)
         return NOT_TAKEN
     except KeyboardInterrupt:  # before a run listens for it
@@ -195,7 +197,7 @@ async def _start(arguments: argparse.Namespace, node: Node, allegiance: Allegian
     role: Role = arguments.role
     coordinator = Ref(NodeAddress(CONTROL, arguments.join, "", 0), "coordinator")
     hardware = probe()
-    join = Join(node.address, [role], os.getpid(), encode(build_affinity_map(hardware)))
+    join = Join(node.address, [role], os.getpid(), encode(build_affinity_map(hardware)), VERSION)
     welcome = await _join(node, coordinator, join, arguments)
     directory = _local_directory(welcome)
     configure_logging(node.address.name, directory / "logs", job=welcome.run)

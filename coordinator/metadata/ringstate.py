@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
+from actors.formats import RING, FormatRefused
 from coordinator.metadata.protocol import StoreError
 from coordinator.metadata.ring import Ring, point_of
 
@@ -33,8 +34,9 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: str
 
 
-class RingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of ``/ring``."""
+class RingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Content of ``/ring``. What other software does not know may be left out or refused, but never passed over: all
+    clients must see the same ring."""
 
     epoch: int
     members: tuple[Member, ...]  # all that hold something, home first
@@ -44,9 +46,16 @@ class RingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: int = 0
     frozen: int = 0
     vnodes: int = VNODES
+    format: int = RING.oldest
 
     def hosts(self, shard: str) -> str:
         return next(member.hosts for member in self.members if member.id == shard)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What can be read of every format, past and future."""
+
+    format: int = RING.oldest
 
 
 class Fence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +107,10 @@ def is_moving(state: RingState, key: str) -> bool:
 def decode_ring(value: bytes) -> RingState:
     """Raises ``StoreError``."""
     try:
+        RING.check(msgspec.json.decode(value, type=_Format).format, RING_PATH)
         return msgspec.json.decode(value, type=RingState)
+    except FormatRefused as error:
+        raise StoreError(str(error)) from None
     except msgspec.MsgspecError as error:
         raise StoreError(f"{RING_PATH}: expected a ring of this version, found {_shown(value)} ({error})") from None
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from actors.formats import EMBEDDED_STORE, FormatRefused
 from coordinator.metadata import checks
 from coordinator.metadata.protocol import Change, Check, Create, Delete, Done, Entry, Operation, StoreError, Write
 from coordinator.metadata.shard import Raw, restored_version
 
-_SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE entries (
     path TEXT PRIMARY KEY,
@@ -51,12 +51,12 @@ class Tables:
             with self._transaction():
                 for statement in _SCHEMA.split(";\n"):
                     self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        elif found != _SCHEMA_VERSION:
-            raise StoreError(
-                f"{file}: written in format {found}, this version reads {_SCHEMA_VERSION}; use the version that wrote "
-                "it, or move the file away to start afresh"
-            )
+                self._connection.execute(f"PRAGMA user_version = {EMBEDDED_STORE.current}")
+            return
+        try:
+            EMBEDDED_STORE.check(found, file)
+        except FormatRefused as error:
+            raise StoreError(f"{error}, or move the file away to start afresh") from None
 
     def get(self, path: str) -> Entry | None:
         row = self._connection.execute("SELECT value, version FROM entries WHERE path = ?", (path,)).fetchone()

@@ -5,7 +5,7 @@ it ends, because it is a kernel lock on an open file and not the file's existenc
 whole run directory.
 
     runs/20260131-142501-frozenlake/
-        job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  report.html  owner.lock
+        format.json  job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  report.html  owner.lock
         events/ (TensorBoard)  logs/  checkpoints/  samples/  recorded/ (train.record)  failed-batches/  model/ (sft)
 """
 
@@ -25,9 +25,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from actors.formats import RUN_DIRECTORY, FormatRefused
+from actors.version import VERSION
 from coordinator.observe.lines import LineWriter, replace_file, seize, whole_lines
 from coordinator.observe.records import SampleRecord, decode_metric, decode_sample
 from coordinator.observe.text import sample_text
+
+FORMAT_FILE = "format.json"
 
 
 class RunDirectoryError(RuntimeError):
@@ -44,6 +48,13 @@ class Owner(msgspec.Struct, frozen=True):
     pid: int
     host: str
     since: str
+
+
+class RunFormat(msgspec.Struct, frozen=True):
+    """Content of ``format.json``: of all files of records in the directory."""
+
+    format: int
+    software: str = ""  # that wrote it, for people
 
 
 class RunDirectory:
@@ -75,6 +86,7 @@ class RunDirectory:
             run = cls(path, _acquire(path))
             for directory in (run.events, run.logs, run.checkpoints, run.samples):
                 directory.mkdir()
+            _write_format(path)
             _point_latest(path)
         except OSError as error:
             raise RunDirectoryError(f"{base}: a run directory cannot be made there: {error}") from error
@@ -84,14 +96,19 @@ class RunDirectory:
     def open(cls, path: Path, *, own: bool = False) -> RunDirectory:
         """An existing run: to read it (also while it runs), or with ``own`` to resume it.
 
-        Raises ``RunDirectoryError`` where there is no run, ``RunDirectoryInUse`` where another process owns it.
+        Raises ``RunDirectoryError`` where there is no run, or one that this software cannot read,
+        ``RunDirectoryInUse`` where another process owns it.
         """
         if not path.is_dir():
             raise RunDirectoryError(f"{path}: no such run directory")
         if not (path / "job.yaml").is_file():
             raise RunDirectoryError(f"{path}: not a run directory (there is no job.yaml in it)")
         resolved = path.resolve()  # "latest" may point elsewhere a moment later
-        return cls(resolved, _acquire(resolved) if own else None)
+        _check_format(resolved)
+        run = cls(resolved, _acquire(resolved) if own else None)
+        if own:
+            _write_format(resolved)  # what is written from now on is of this software's
+        return run
 
     @classmethod
     def take_over(cls, path: Path) -> RunDirectory:
@@ -103,6 +120,7 @@ class RunDirectory:
             fresh.touch()
             fresh.replace(run.path / "owner.lock")
             run._lock = _acquire(run.path)
+            _write_format(run.path)
             for records in (run.ledger, run.metrics, run.timeline, run.sample_index):
                 seize(records)
         except OSError as error:
@@ -180,6 +198,27 @@ class RunDirectory:
     def _require_ownership(self) -> None:
         if self._lock is None:
             raise RunDirectoryError(f"{self.path}: opened for reading; open it with own=True to write to it")
+
+
+def _check_format(path: Path) -> None:
+    """Raises ``RunDirectoryError``."""
+    file = path / FORMAT_FILE
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=RunFormat).format
+    except FileNotFoundError:
+        found = 0  # from before there was one
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{file}: it does not say the format of the run: {error}") from None
+    try:
+        RUN_DIRECTORY.check(found, file)
+    except FormatRefused as error:
+        raise RunDirectoryError(str(error)) from None
+
+
+def _write_format(path: Path) -> None:
+    """Raises ``OSError``."""
+    content = RunFormat(RUN_DIRECTORY.current, VERSION)
+    replace_file(path / FORMAT_FILE, msgspec.json.encode(content) + b"\n")
 
 
 def _make_unique(base: Path, stamp: str) -> Path:

@@ -69,7 +69,20 @@ def _jobs(answer: Jobs) -> str:
 @text.register
 def _survey(answer: Survey) -> str:
     rows = [_node(node) for node in answer.nodes]
-    head = ("node", "state", "pid", "cpu", "memory", "roles", "started by", "queued", "handled", "hardware", "address")
+    head = (
+        "node",
+        "state",
+        "software",
+        "pid",
+        "cpu",
+        "memory",
+        "roles",
+        "started by",
+        "queued",
+        "handled",
+        "hardware",
+        "address",
+    )
     lines = [table(head, rows, nothing="no node has joined")]
     lines += [f"{node.name} did not answer: {node.silence}" for node in answer.nodes if node.description is None]
     return "\n".join(lines)
@@ -81,6 +94,7 @@ def _node(node: SeenNode) -> tuple[object, ...]:
     return (
         node.name,
         "up" if node.description is not None else "silent",
+        "-" if node.description is None else node.description.software or "unknown",
         node.pid or None,
         "-" if process is None else f"{process.cpu_s:.1f} s",
         "-" if process is None else size(process.resident_bytes),

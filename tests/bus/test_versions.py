@@ -115,6 +115,28 @@ def test_this_version_keeps_to_what_all_versions_must_keep_to() -> None:
     assert (Kind.ASK, Kind.ERROR, Kind.STREAM) == (1, 3, 4)
 
 
+class Added(msgspec.Struct):
+    """``Add`` as software to come may have it."""
+
+    amount: int
+    unit: str = "apples"
+
+
+async def test_what_newer_software_adds_at_the_end_is_passed_over() -> None:
+    """Within one version of the protocol: fields of a body, of a header and of an address that are not known here."""
+    b = Hand("b", serve=Counter())
+    body = msgspec.msgpack.encode(Added(2))
+    sender = ["z", "tcp://z:1", "tcp://z:2", 1, {"rack": 7}]
+    header = list(msgspec.msgpack.decode(msgspec.msgpack.encode(Header(kind=Kind.ASK, to="counter", sender=b.address,
+        to_epoch=0, id=9, type="Add", budget_s=5.0))))  # fmt: skip
+    header[3] = sender
+    assert b.transport.receive is not None
+    b.transport.receive(Lane.CONTROL, b"z/1", [msgspec.msgpack.encode([*header, "more", 1.5]), body])
+    (answer,) = b.sent()
+    assert (answer.kind, answer.to.name) == (Kind.REPLY, "z")
+    assert msgspec.msgpack.decode(answer.frames[1]) == {"value": 2}
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"sender": ["y", "tcp://z:1", "tcp://z:2", 1]}, {"sender": None}, {"id": "5"}, {"protocol": OLD}, {"to": 3}],

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.checkpoints import FORMAT, RUN_FILE, Checkpoints, CheckpointUnusable, RunCheckpoint
-from coordinator.scheduling.ledger import Balance
-from coordinator.scheduling.rolling import SchedulerState
+from coordinator.scheduling.ledger import Balance, Ledger
+from coordinator.scheduling.rolling import RollingScheduler, Rules, SchedulerState
+
+OLDER = Path(__file__).parent / "older"
+"""What earlier formats looked like."""
 
 
 def state(version: int, best: float | None = None) -> RunCheckpoint:
@@ -159,7 +162,9 @@ def test_a_directory_without_checkpoints_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"format": 99, "anything": true}', "format 99, this program reads 2"),
+        (b'{"format": 99, "anything": true}', "a checkpoint of format 99, of newer software; this software ("),
+        (b'{"format": 0, "anything": true}', "a checkpoint of format 0, of older software; this software ("),
+        (b'{"version": 1}', "a checkpoint that says no format"),
         (b"{", "not a run's checkpoint: Input data was truncated"),
         (b"\xff\xfe{}", "not a run's checkpoint"),
         (b'{"format": 2, "version": 1}', "not a run's checkpoint: Object missing required field `scheduler`"),
@@ -174,6 +179,20 @@ def test_a_foreign_or_damaged_checkpoint_is_one_clear_error(tmp_path: Path, cont
         checkpoints.newest()
     assert str(caught.value).startswith(f"{path / RUN_FILE}: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_the_first_format_is_gone_on_from(tmp_path: Path) -> None:
+    (tmp_path / "v00003").mkdir()
+    shutil.copy(OLDER / "run-1.json", tmp_path / "v00003" / RUN_FILE)
+    found = Checkpoints(tmp_path, keep=1).newest()
+    assert (found.version, found.best_success, found.elapsed_s) == (3, 0.5, 12.5)
+    rules = Rules(groups_per_step=2, group_size=2, alpha=1, redundant_groups=0, temperature=1.0, seed=0)
+    scheduler = RollingScheduler(rules, Ledger())
+    scheduler.restore(found.scheduler, found.version, ["t4", "t5", "t6"])
+    # Of nine, four were trained on and one was lost; the one that ran had no name, is lost now, and runs again.
+    expected = Balance(10, 4, {"env_failed": 1, "interrupted": 1}, {}, in_flight=1, buffered=3, taken=0)
+    assert scheduler.ledger.balance() == expected
+    assert {ticket.id for ticket in scheduler.to_start}.isdisjoint({f"t{number}" for number in range(9)})
 
 
 def test_a_checkpoint_without_its_run_file_is_one_clear_error(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.metadata.protocol import StoreError
 from coordinator.metadata.ring import Ring
+from coordinator.metadata.ringstate import Member, RingState, decode_ring
 
 PREFIXES = [f"job-{number // 50}/node-{number % 50}" for number in range(5_000)]
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -63,3 +66,18 @@ def test_one_shard_owns_everything() -> None:
 def test_a_ring_that_cannot_place_anything_is_refused(shards: list[str], vnodes: int) -> None:
     with pytest.raises(ValueError, match="a ring needs at least one"):
         Ring(shards, vnodes)
+
+
+def test_a_ring_from_before_it_had_a_format_is_read_and_is_written_as_before() -> None:
+    recorded = (
+        b'{"epoch":3,"members":[{"id":"0","hosts":"a:2181"},{"id":"1","hosts":"b:2181"}],"ring":["0","1"],'
+        b'"next_id":2,"before":["0"],"done":7,"frozen":9,"vnodes":1024}'
+    )
+    state = RingState(3, (Member("0", "a:2181"), Member("1", "b:2181")), ("0", "1"), 2, ("0",), 7, 9)
+    assert decode_ring(recorded) == state
+    assert set(msgspec.json.decode(msgspec.json.encode(state))) <= set(msgspec.json.decode(recorded))
+
+
+def test_a_ring_of_newer_software_is_refused_by_one_line() -> None:
+    with pytest.raises(StoreError, match=r"^/ring: a ring of metadata shards of format 2, of newer software; .*$"):
+        decode_ring(b'{"format":2,"circle":[]}')

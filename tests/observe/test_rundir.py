@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -95,6 +97,48 @@ def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "nothing")
     with pytest.raises(RunDirectoryError, match=r"no job\.yaml"):
         RunDirectory.open(tmp_path)
+
+
+def older_run(path: Path) -> Path:
+    """As run directories were before they said their format: job and metrics, no ``format.json``."""
+    path.mkdir()
+    (path / "job.yaml").write_text("name: lake\nalpha: 1\n")
+    (path / "metrics.jsonl").write_text(
+        '{"record":"evaluation","version":2,"episodes":8,"success":0.5,"return_mean":0.5,"turns_mean":6.0}\n'
+    )
+    return path
+
+
+def test_a_run_from_before_directories_said_their_format_is_read_and_resumed(tmp_path: Path) -> None:
+    path = older_run(tmp_path / "old")
+    assert RunDirectory.open(path).read_job() == {"name": "lake", "alpha": 1}
+    assert not (path / "format.json").exists()  # who only reads changes nothing
+    with RunDirectory.open(path, own=True) as run:
+        (record,) = read_lines(run.metrics, decode_metric).records
+    assert (type(record).__name__, record.version) == ("EvalRecord", 2)
+    assert json.loads((path / "format.json").read_text())["format"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"format": 2, "more": []}', "a run directory of format 2, of newer software; this software ("),
+        ("{}", "it does not say the format of the run: Object missing required field `format`"),
+        ("?", "it does not say the format of the run: JSON is malformed"),
+    ],
+)
+def test_a_run_of_newer_software_is_refused_by_one_line_and_not_touched(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    path = finished_run(tmp_path)
+    (path / "format.json").write_text(content)
+    before = sorted(path.iterdir())
+    for open_ in (RunDirectory.open, partial(RunDirectory.open, own=True), RunDirectory.take_over):
+        with pytest.raises(RunDirectoryError) as caught:
+            open_(path)
+        assert str(caught.value).startswith(f"{path / 'format.json'}: {said}")
+        assert "\n" not in str(caught.value)
+    assert (sorted(path.iterdir()), (path / "format.json").read_text()) == (before, content)
 
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:

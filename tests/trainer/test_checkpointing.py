@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.formats import Format
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend
 from actors.trainer.backends.protocol import Backend, CheckpointError
@@ -81,6 +82,14 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
         load_rank(tmp_path, LAYOUT, tensors() | {"a": torch.zeros(5, 4)})
     with pytest.raises(CheckpointError, match="b is missing"):
         load_rank(tmp_path, LAYOUT, tensors() | {"b": torch.zeros(1)})
+
+
+def test_a_part_of_newer_software_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr("actors.trainer.checkpointing.RANK_PART", Format("part", 2, oldest=2))
+        save_rank(tmp_path, LAYOUT, tensors())
+    with pytest.raises(CheckpointError, match=r"rank-00000\.json: a rank's part .* of format 2, of newer software"):
+        load_rank(tmp_path, LAYOUT, tensors())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

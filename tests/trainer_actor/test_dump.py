@@ -91,11 +91,11 @@ def test_a_dump_whose_files_changed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trajectories.log.more.log").write_bytes(b"")
     read_dump(tmp_path)  # an empty file changes nothing
     content = (tmp_path / "trajectories.log").read_bytes()
-    (tmp_path / "trajectories.log").write_bytes(content + content)
+    (tmp_path / "trajectories.log").write_bytes(content + content[8:])  # the head stands once
     with pytest.raises(DumpError, match=r"its files are not those that were written \(the digest differs\)"):
         read_dump(tmp_path)
-    (tmp_path / "trajectories.log").write_bytes(content[:20] + b"x" + content[21:])
-    with pytest.raises(DumpError, match="the record at offset 0 does not fit its checksum"):
+    (tmp_path / "trajectories.log").write_bytes(content[:28] + b"x" + content[29:])
+    with pytest.raises(DumpError, match="the record at offset 8 does not fit its checksum"):
         read_dump(tmp_path)
 
 
@@ -108,8 +108,11 @@ def test_what_is_no_dump_is_named(tmp_path: Path) -> None:
     begin_dump(tmp_path, MANIFEST)
     with pytest.raises(DumpError, match="there is no trajectory in it"):
         read_dump(tmp_path)
-    (tmp_path / "dump.json").write_text('{"format": 9}')
+    (tmp_path / "dump.json").write_text('{"format": 1}')
     with pytest.raises(DumpError, match="not the manifest of a dump"):
+        read_dump(tmp_path)
+    (tmp_path / "dump.json").write_text('{"format": 9, "what": "is to come"}')
+    with pytest.raises(DumpError, match=r"dump\.json: a dump of format 9, of newer software; .* upgrade this"):
         read_dump(tmp_path)
 
 

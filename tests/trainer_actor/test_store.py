@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,6 +18,9 @@ from actors.trainer.store import StoreCorrupt, TrajectoryStore, UnknownTrajector
 from bus.codec import dumps
 from tests.support.disks import files_up_to
 from tests.trainer_actor.support import trajectory
+
+HEAD = 8
+"""Bytes before the first record."""
 
 
 def tickets(store: TrajectoryStore) -> list[str]:
@@ -108,9 +112,9 @@ def test_a_changed_byte_in_the_middle_is_refused(tmp_path: Path) -> None:
 def test_a_changed_length_is_refused_and_not_taken_for_a_torn_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     content = bytearray(filled(path, "a", "b"))
-    content[3] ^= 0x40  # a gigabyte more
+    content[HEAD + 3] ^= 0x40  # a gigabyte more
     path.write_bytes(content)
-    with pytest.raises(StoreCorrupt, match="the record at offset 0 has a length that does not fit"):
+    with pytest.raises(StoreCorrupt, match=f"the record at offset {HEAD} has a length that does not fit"):
         TrajectoryStore(path)
 
 
@@ -138,13 +142,13 @@ def test_compacting_keeps_what_is_held_and_frees_the_rest(tmp_path: Path) -> Non
 
 def test_the_file_does_not_grow_with_the_length_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "log"
-    record = len(filled(tmp_path / "one", "t000"))
+    record = len(filled(tmp_path / "one", "t000")) - HEAD
     monkeypatch.setattr(store_module, "SLACK_BYTES", 4 * record)
     store = TrajectoryStore(path)
     for index in range(200):
         store.put(trajectory(f"t{index:03d}"))
         store.drop([f"t{index - 2:03d}"])
-        assert path.stat().st_size <= (2 * 2 + 4 + 1) * record
+        assert path.stat().st_size <= HEAD + (2 * 2 + 4 + 1) * record
     assert tickets(TrajectoryStore(path))[-2:] == ["t198", "t199"]
 
 
@@ -176,7 +180,7 @@ def test_a_full_disk_keeps_a_store_from_being_rewritten_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log"
-    record = len(filled(path, "a", "b", "c")) // 3
+    record = (len(filled(path, "a", "b", "c")) - HEAD) // 3
     monkeypatch.setattr(store_module, "SLACK_BYTES", -3 * record)
     store = TrajectoryStore(path)
     with files_up_to(record):
@@ -184,6 +188,37 @@ def test_a_full_disk_keeps_a_store_from_being_rewritten_and_nothing_else(
     assert tickets(store) == ["a", "c"]
     assert [held.ticket for held, _ in read_records(path)] == ["a", "b", "c"]
     assert os.listdir(tmp_path) == ["log"]
+
+
+def test_a_file_from_before_files_had_a_head_is_read_and_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    shutil.copy(Path(__file__).parent / "older" / "trajectories-0.log", path)
+    recorded = path.read_bytes()
+    store = TrajectoryStore(path)
+    assert tickets(store) == ["a", "b"]
+    assert same(store.get("b"), trajectory("b", reward=0.25))
+    store.put(trajectory("c"))
+    assert path.read_bytes().startswith(recorded)
+    assert tickets(TrajectoryStore(path)) == ["a", "b", "c"]
+    store.compact()  # written anew, it has one
+    assert path.read_bytes().startswith(b"RATRAJ\x01\x00")
+    assert tickets(TrajectoryStore(path)) == ["a", "b", "c"]
+
+
+def test_a_file_of_newer_software_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"RATRAJ\x02\x00 what is to come")
+    with pytest.raises(StoreCorrupt, match=r"log: a file of trajectories of format 2, of newer software; .* upgrade"):
+        TrajectoryStore(path)
+    assert path.read_bytes() == b"RATRAJ\x02\x00 what is to come"
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_a_file_whose_head_was_torn_begins_anew(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"RATRAJ\x01\x00"[:length])
+    TrajectoryStore(path).put(trajectory("a"))
+    assert tickets(TrajectoryStore(path)) == ["a"]
 
 
 def test_records_that_do_not_fit_on_a_full_disk_leave_no_part_of_a_file(tmp_path: Path) -> None:
