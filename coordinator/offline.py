@@ -23,13 +23,13 @@ from coordinator.books import rules_of
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
 from coordinator.interruption import Interruption
 from coordinator.job import Job
+from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.messages import Announce, Announced, RoleFailed
 from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import SAVE_TIMEOUT_S
 from coordinator.roles import RoleContext, start_trainer
-from coordinator.run import CONTROL, Launch, policy_directory
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler
 

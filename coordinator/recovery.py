@@ -21,10 +21,11 @@ import msgspec
 from actors.trainer.trainer import BUFFER_FILE
 from coordinator.checkpoints import Checkpoints
 from coordinator.interruption import Interruption
+from coordinator.launch import Launch
 from coordinator.messages import ROLES
 from coordinator.observe.progress import Progress
 from coordinator.observe.rundir import RunDirectory
-from coordinator.run import Ending, Launch, Run
+from coordinator.run import Ending, Run
 
 log = logging.getLogger(__name__)
 

@@ -146,7 +146,7 @@ def record(arguments: Sequence[str]) -> Trace:
         opened.append(_Recorder(await open_store(*args, **kwargs)))
         return opened[-1]
 
-    with mock.patch("coordinator.run.open_store", recorded):
+    with mock.patch("coordinator.telling.open_store", recorded):
         status = train.main(list(arguments))
     if status != 0 or not opened:
         raise RuntimeError(f"train {' '.join(arguments)} ended with {status}; expected 0")

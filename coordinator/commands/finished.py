@@ -21,13 +21,14 @@ from actors.env.messages import Outcome, Ticket
 from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoint
 from coordinator.commands.train import read_job_directory, settled
 from coordinator.job import Job, convert
+from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.messages import ROLES
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Pipeline
 from coordinator.preflight import check_job
 from coordinator.resources.resolve import resolve
-from coordinator.run import CONTROL, Launch, Run, policy_directory
+from coordinator.run import Run
 from hwprobe import build_affinity_map, probe
 
 Told = Callable[[Outcome], None]

@@ -28,6 +28,7 @@ from actors.core.logs import configure_logging
 from coordinator.commands.train import read_as_written, read_job_directory
 from coordinator.facts import Facts
 from coordinator.job import Job, convert
+from coordinator.launch import CONTROL, Launch, open_node, policy_directory
 from coordinator.launching.exits import DEPOSED
 from coordinator.leadership import Candidate, Deposed, Term, bury
 from coordinator.metadata import credentials, open_store
@@ -38,7 +39,7 @@ from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.trackers import load_ahead
 from coordinator.pulse import pulse
 from coordinator.resources.resolve import resolve
-from coordinator.run import CONTROL, Launch, Run, open_node, policy_directory
+from coordinator.run import Run
 from coordinator.scheduling.succession import JournalReader
 from coordinator.takeover import Led, gather_followers
 from hwprobe import build_affinity_map, probe

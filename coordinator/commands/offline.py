@@ -9,11 +9,11 @@ from pathlib import Path
 
 from actors.core.logs import configure_logging
 from coordinator.job import Job, JobError, load
+from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.observe.progress import Progress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.offline import OfflineRun
 from coordinator.resources.resolve import Placement, resolve
-from coordinator.run import CONTROL, Launch, policy_directory
 from hwprobe import AffinityMap, build_affinity_map, probe
 
 Program = Callable[[OfflineRun], Awaitable[str]]

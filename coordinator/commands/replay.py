@@ -25,6 +25,7 @@ from coordinator.commands.train import read_job_directory, settled
 from coordinator.commands.usage import examples
 from coordinator.dumping import manifest_of
 from coordinator.job import Job, JobError, convert, load
+from coordinator.launch import CONTROL, Launch
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.observe.text import number, readable
@@ -33,7 +34,6 @@ from coordinator.offline import OfflineRun
 from coordinator.preflight import check_policy
 from coordinator.replay import Replayed, TrajectoryFigures, Turn, replayed, turns_of
 from coordinator.resources.resolve import resolve
-from coordinator.run import CONTROL, Launch
 from hwprobe import build_affinity_map, probe
 
 START = "start"

@@ -22,12 +22,12 @@ from coordinator.commands.train import (
 )
 from coordinator.commands.usage import examples
 from coordinator.job import Job, JobError, convert
+from coordinator.launch import Launch, policy_directory
 from coordinator.modeldir import settings_for
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_policy, check_trackers
 from coordinator.resources.resolve import Placement, resolve
-from coordinator.run import Launch, policy_directory
 from coordinator.sft import Demonstrations, Imitation, load_demonstrations
 from hwprobe import AffinityMap, build_affinity_map, probe
 

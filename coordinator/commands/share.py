@@ -28,7 +28,7 @@ from actors.core import Node, Ref
 from bus.message import NodeAddress
 from bus.security import ClusterKey, SecurityError, read_key
 from coordinator.commands.usage import examples
-from coordinator.run import CONTROL
+from coordinator.launch import CONTROL
 from coordinator.scheduling.jobs import Quota
 from coordinator.sharing import Sharing
 from coordinator.shell.connection import ShellError, find, own_host

@@ -36,6 +36,7 @@ from coordinator.commands.train import settled, write_as_written, write_job_dire
 from coordinator.coordinator import MEMBER
 from coordinator.facts import FactsUnreadable
 from coordinator.job import Job, JobError, load
+from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
 from coordinator.launching.hosts import LaunchError, numeric
 from coordinator.launching.leash import end_with_input
@@ -48,7 +49,6 @@ from coordinator.preflight import check_job, check_trackers
 from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import resolve
 from coordinator.roles import START, RoleContext
-from coordinator.run import CONTROL, Launch, policy_directory
 from hwprobe import build_affinity_map, encode, probe
 
 log = logging.getLogger(__name__)

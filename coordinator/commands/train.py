@@ -21,13 +21,13 @@ from coordinator.commands.offline import prepare_offline, run_offline
 from coordinator.commands.usage import examples
 from coordinator.dumping import fitting_dump
 from coordinator.job import Job, JobError, convert, load
+from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.messages import ROLES
 from coordinator.observe.progress import open_progress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_policy, check_trackers
 from coordinator.recovery import run_to_its_end
 from coordinator.resources.resolve import Placement, resolve
-from coordinator.run import CONTROL, Launch, policy_directory
 from coordinator.train_only import FromDump
 from hwprobe import AffinityMap, build_affinity_map, probe
 

@@ -20,8 +20,8 @@ from actors.core.typed import Message
 from bus.message import BusError, DeadlineExceeded, NodeAddress, NoSuchActor, RemoteError
 from bus.security import ClusterKey, is_loopback
 from coordinator.desk.messages import DESK
+from coordinator.launch import ADDRESS_FILE, CONTROL
 from coordinator.observe.rundir import Owner
-from coordinator.run import ADDRESS_FILE, CONTROL
 
 T = TypeVar("T")
 R = TypeVar("R")

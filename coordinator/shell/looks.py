@@ -27,11 +27,11 @@ from coordinator.desk.messages import (
     Survey,
     Versions,
 )
+from coordinator.launch import ADDRESS_FILE
 from coordinator.messages import GetPools, GetStatus, GetTrajectories, Pools, Status, Trajectories
 from coordinator.observe.lines import read_lines
 from coordinator.observe.records import StepRecord, decode_metric
 from coordinator.orders import GetTrajectory, TrajectoryLife
-from coordinator.run import ADDRESS_FILE
 from coordinator.shell.answers import ActorRow, Actors, JobRow, Jobs
 from coordinator.shell.connection import Connection, ShellError, gone_owner
 

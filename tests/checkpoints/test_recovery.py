@@ -12,12 +12,13 @@ import pytest
 from coordinator import recovery
 from coordinator.checkpoints import FORMAT, RUN_FILE, Checkpoints, RunCheckpoint
 from coordinator.job import Job
+from coordinator.launch import Launch
 from coordinator.messages import ROLES
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.recovery import run_to_its_end
 from coordinator.resources.resolve import Placement
-from coordinator.run import Ending, Launch
+from coordinator.run import Ending
 from coordinator.scheduling.rolling import NOTHING_YET
 from hwprobe import build_affinity_map, probe
 

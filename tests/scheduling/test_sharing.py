@@ -14,10 +14,10 @@ from bus.virtual_time import run
 from coordinator.admin import AdminDesk, RunState
 from coordinator.commands.share import ClusterError, load, main
 from coordinator.coordinator import Coordinator
+from coordinator.launch import ADDRESS_FILE, CONTROL
 from coordinator.losses import LossWatch
 from coordinator.messages import Welcome
 from coordinator.orders import Explain, Explained, Places
-from coordinator.run import ADDRESS_FILE, CONTROL
 from coordinator.scheduling.jobs import Quota
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler
