@@ -96,7 +96,7 @@ class Assembly:
         await node.spawn(lambda: _desk(sitting, coordinator), DESK)
         _write_address(sitting, ref)
         if led is not None:
-            await led.term.listens_at(ref.node.control, led.pulse)
+            await led.term.listens_at(ref.node.control)
         if takeover is not None:
             await takeover.call_together(node, ref, coordinator.adopt)
         node.background(report_spans(node, ref, sitting.spans))

@@ -49,7 +49,6 @@ from coordinator.metadata.protocol import (
     Watch,
     Write,
 )
-from coordinator.pulse import until_gone
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +71,7 @@ class Standing(msgspec.Struct, frozen=True):
 
     name: str
     epoch: int = 0  # under which it leads; 0 while it waits
+    pulse: str = ""  # where the others can tell that its process is gone: see ``coordinator.burial``
 
 
 class Reign(msgspec.Struct, frozen=True):
@@ -81,11 +81,15 @@ class Reign(msgspec.Struct, frozen=True):
     name: str
     entry: str  # of the candidate that leads
     address: str = ""  # where its node listens, once it does
-    pulse: str = ""  # where whoever stands by can tell that its process is gone
 
 
 def path_of(run: str) -> str:
     return f"/leader/{run}"
+
+
+def queue_of(run: str) -> str:
+    """Below it, the candidates' entries."""
+    return f"{path_of(run)}/candidates"
 
 
 async def newest_reign(store: MetadataStore, run: str) -> Reign | None:
@@ -154,9 +158,9 @@ class Term(Authority):
             finally:
                 confirmed.cancel()
 
-    async def listens_at(self, address: str, pulse: str = "") -> None:
+    async def listens_at(self, address: str) -> None:
         """Let whoever looks for the leader find it. Raises ``Deposed``, ``StoreTimeout``."""
-        reign = msgspec.structs.replace(self._reign, address=address, pulse=pulse)
+        reign = msgspec.structs.replace(self._reign, address=address)
         path = f"{path_of(self._run)}/epoch"
         try:
             self._version = await self._store.write(path, msgspec.json.encode(reign), expected=self._version)
@@ -203,38 +207,19 @@ class Term(Authority):
             self.over.set_result(why)
 
 
-async def bury(store: MetadataStore, run: str) -> None:
-    """Take the entries of leaders away whose processes are proven to be gone, instead of waiting for their sessions to
-    end; until cancelled. Raises ``StoreError``."""
-    async with aclosing(store.watch(path_of(run))) as changes:
-        while True:
-            reign = await newest_reign(store, run)
-            gone = asyncio.create_task(until_gone(reign.pulse)) if reign is not None and reign.pulse else None
-            news = asyncio.ensure_future(anext(changes, None))
-            try:
-                waiting: set[asyncio.Future[Any]] = {task for task in (gone, news) if task is not None}
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in waiting:
-                    task.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
-            if gone is not None and reign is not None and gone.done() and not gone.cancelled():
-                gone.result()
-                log.warning("%s, which led %s under epoch %d, is gone", reign.name, run, reign.epoch)
-                with suppress(NoEntry):
-                    await store.delete(reign.entry)
-
-
 class Candidate:
     """One process that would lead a run."""
 
-    def __init__(self, store: MetadataStore, run: str, name: str, *, session_timeout_s: float) -> None:
-        """``session_timeout_s``: that of the store's session, which the servers must not have shortened."""
+    def __init__(self, store: MetadataStore, run: str, name: str, *, session_timeout_s: float, pulse: str = "") -> None:
+        """``session_timeout_s``: that of the store's session, which the servers must not have shortened; ``pulse``:
+        where this process listens as long as it lives (``coordinator.pulse``), told with its standing, so that it is
+        known before anybody can lead."""
         self._store = store
         self._run = run
         self._name = name
         self._session_timeout_s = session_timeout_s
-        self._queue = f"{path_of(run)}/candidates"
+        self._pulse = pulse
+        self._queue = queue_of(run)
         self._epoch_path = f"{path_of(run)}/epoch"
         self._loop = asyncio.get_running_loop()
 
@@ -253,7 +238,7 @@ class Candidate:
             raise
 
     async def _stand(self) -> str:
-        value = msgspec.json.encode(Standing(self._name))
+        value = msgspec.json.encode(Standing(self._name, pulse=self._pulse))
         while True:
             try:
                 return await self._store.create(f"{self._queue}/c-", value, ephemeral=True, sequential=True)
@@ -293,7 +278,7 @@ class Candidate:
             return self._term(last, entry.version, asked)
         reign = Reign(last.epoch + 1, self._name, mine)
         value = msgspec.json.encode(reign)
-        standing = Write(mine, msgspec.json.encode(Standing(self._name, reign.epoch)))
+        standing = Write(mine, msgspec.json.encode(Standing(self._name, reign.epoch, self._pulse)))
         if entry is None:
             await self._store.multi([standing, Create(self._epoch_path, value)])
             return self._term(reign, 0, asked)

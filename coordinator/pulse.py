@@ -1,9 +1,9 @@
-"""Proof that a leader's process is gone, without waiting for its session's end: the kernel closes its sockets.
+"""Proof that a process is gone, without waiting for its session's end: the kernel closes its sockets.
 
-A leader listens on a port on which nothing is ever said; whoever stands by holds a connection to it. When that ends,
-and a new one is refused by the leader's own machine, no process is left that could lead. Nothing else counts: a process
-that is stopped or starved keeps its connections, a machine or network that is gone refuses nothing. There the session
-decides.
+Whoever would lead listens on a port on which nothing is ever said; whoever stands by holds a connection to it. When
+that ends, and a new one is refused by its own machine, no process is left that could lead. Nothing else counts: a
+process that is stopped or starved keeps its connections, a machine or network that is gone refuses nothing. There the
+session decides.
 
 Invariant: who never had a connection never takes a refusal for a proof (a firewall refuses, too).
 """

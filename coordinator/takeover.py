@@ -68,17 +68,14 @@ class Led:
         self,
         store: MetadataStore,
         term: Term,
-        pulse: str,
         *,
         shards: list[Shard],
         node: Node | None = None,
         followers: Followers | None = None,
         journal: JournalReader | None = None,
     ) -> None:
-        """``pulse``: see ``coordinator.pulse``. ``shards``: the store's, whose calls are timed. ``journal``: the old
-        leader's."""
+        """``shards``: the store's, whose calls are timed. ``journal``: the old leader's."""
         self.journal = journal
-        self.pulse = pulse
         self.store = store
         self.shards = shards
         self.term = term

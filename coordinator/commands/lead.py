@@ -25,12 +25,13 @@ from typing import Any
 
 from actors.core import Ref
 from actors.core.logs import configure_logging
+from coordinator.burial import bury
 from coordinator.commands.train import read_as_written, read_job_directory
 from coordinator.facts import Facts
 from coordinator.job import Job, convert
 from coordinator.launch import CONTROL, Launch, open_node, policy_directory
 from coordinator.launching.exits import DEPOSED
-from coordinator.leadership import Candidate, Deposed, Term, bury
+from coordinator.leadership import Candidate, Deposed, Term
 from coordinator.metadata import credentials, open_store
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore, StoreError
@@ -79,14 +80,16 @@ def _to_the_end(leading: Coroutine[Any, Any, int]) -> int:
 
 async def _lead(launch: Launch, directory: RunDirectory, progress: Progress) -> int:
     shards: list[Shard] = []
-    store = await _open(launch.job, directory.path, shards)
-    candidate = Candidate(
-        store, directory.path.name, name_of_process(), session_timeout_s=launch.job.coordinator.session_s
-    )
-    term = await candidate.lead()
-    _leave_when_over(term, progress)
     async with pulse(launch.host) as place:
-        return await Run(launch, directory, progress, led=Led(store, term, place, shards=shards)).run()
+        store = await _open(launch.job, directory.path, shards)
+        term = await _candidate(launch, store, directory.path.name, place).lead()
+        _leave_when_over(term, progress)
+        return await Run(launch, directory, progress, led=Led(store, term, shards=shards)).run()
+
+
+def _candidate(launch: Launch, store: MetadataStore, run: str, place: str) -> Candidate:
+    session_s = launch.job.coordinator.session_s
+    return Candidate(store, run, name_of_process(), session_timeout_s=session_s, pulse=place)
 
 
 def stand_by(path: Path, *, host: str, port: int, key_file: Path | None) -> int:
@@ -110,6 +113,11 @@ def stand_by(path: Path, *, host: str, port: int, key_file: Path | None) -> int:
 
 
 async def _stand_by(launch: Launch, reader: RunDirectory) -> int:
+    async with pulse(launch.host) as place:
+        return await _stand_and_lead(launch, reader, place)
+
+
+async def _stand_and_lead(launch: Launch, reader: RunDirectory, place: str) -> int:
     progress = open_progress(launch.job.name, launch.job.train.steps)
     load_ahead()
     progress.note(f"standing by to lead {reader.path.name} (store {launch.job.coordinator.store})")
@@ -117,7 +125,7 @@ async def _stand_by(launch: Launch, reader: RunDirectory) -> int:
     shards: list[Shard] = []
     reading = asyncio.create_task(_read_along(journal))
     try:
-        won = await _win(launch, reader, shards)
+        won = await _win(launch, reader, shards, place)
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -132,9 +140,8 @@ async def _stand_by(launch: Launch, reader: RunDirectory) -> int:
     followers = await gather_followers(node, Facts(store, reader.path.name), leader)
     progress.note(f"{len(followers.nodes)} nodes follow")
     with RunDirectory.take_over(reader.path) as directory:
-        async with pulse(launch.host) as place:
-            led = Led(store, term, place, shards=shards, node=node, followers=followers, journal=journal)
-            return await Run(launch, directory, progress, led=led).run()
+        led = Led(store, term, shards=shards, node=node, followers=followers, journal=journal)
+        return await Run(launch, directory, progress, led=led).run()
 
 
 async def _read_along(journal: JournalReader) -> None:
@@ -143,7 +150,9 @@ async def _read_along(journal: JournalReader) -> None:
         await asyncio.sleep(READ_EVERY_S)
 
 
-async def _win(launch: Launch, reader: RunDirectory, shards: list[Shard]) -> tuple[MetadataStore, Term] | None:
+async def _win(
+    launch: Launch, reader: RunDirectory, shards: list[Shard], place: str
+) -> tuple[MetadataStore, Term] | None:
     """A store, whose ``shards`` are told, and a term, however long that takes; None once the run has ended."""
     run = reader.path.name
     while True:
@@ -157,10 +166,9 @@ async def _win(launch: Launch, reader: RunDirectory, shards: list[Shard]) -> tup
         try:
             if await _over(store, run):
                 return None
-            candidate = Candidate(store, run, name_of_process(), session_timeout_s=launch.job.coordinator.session_s)
-            burying = asyncio.create_task(bury(store, run))
+            burying = asyncio.create_task(bury(store, run, own=place))
             try:
-                term = await candidate.lead()
+                term = await _candidate(launch, store, run, place).lead()
             finally:
                 burying.cancel()
                 await asyncio.gather(burying, return_exceptions=True)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from coordinator.leadership import Candidate, Deposed, bury, newest_reign, path_of
+from coordinator.burial import bury
+from coordinator.leadership import Candidate, Deposed, Standing, newest_reign, path_of, queue_of
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.metadata.zookeeper import ZooKeeperStore
 from coordinator.pulse import pulse
@@ -20,8 +24,8 @@ SESSION_S = 4.0
 
 async def standing(store: MetadataStore, run: str, count: int) -> None:
     """Returns once that many stand."""
-    async with aclosing(store.watch(f"{path_of(run)}/candidates")) as changes:
-        while len(await store.children(f"{path_of(run)}/candidates")) < count:
+    async with aclosing(store.watch(queue_of(run))) as changes:
+        while len(await store.children(queue_of(run))) < count:
             await anext(changes)
 
 
@@ -81,7 +85,7 @@ def test_a_candidate_that_gives_up_leaves_its_place(backend: Backend) -> None:
         await standing(store, name, 2)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert len(await store.children(f"{path_of(name)}/candidates")) == 1
+        assert len(await store.children(queue_of(name))) == 1
         assert term.leads()
         await term.resign()
 
@@ -92,8 +96,8 @@ def test_a_leader_whose_entry_is_taken_away_knows(backend: Backend) -> None:
     async def scenario(store: MetadataStore) -> None:
         name = run_of(backend)
         term = await Candidate(store, name, "first", session_timeout_s=1.0).lead()
-        (entry,) = await store.children(f"{path_of(name)}/candidates")
-        await store.delete(f"{path_of(name)}/candidates/{entry}")
+        (entry,) = await store.children(queue_of(name))
+        await store.delete(f"{queue_of(name)}/{entry}")
         assert "gone" in await asyncio.wait_for(term.over, 10.0)
         assert not term.leads()
         with pytest.raises(Deposed):
@@ -157,20 +161,78 @@ def test_no_answer_from_the_servers_for_a_while_is_not_the_end(victim: Server) -
     run(scenario())
 
 
-def test_a_leader_whose_process_is_gone_is_succeeded_though_its_session_lasts(backend: Backend) -> None:
+def connections() -> list[list[str]]:
+    """The kernel's table."""
+    return [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+
+
+async def connected(place: str) -> None:
+    """Returns once somebody holds a connection to it (state 01)."""
+    there = f":{int(place.rpartition(':')[2]):04X}"
+    while not any(fields[2].endswith(there) and fields[3] == "01" for fields in connections()):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def burying(store: MetadataStore, run: str, own: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(bury(store, run, own=own))
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_leaders_whose_processes_are_gone_are_succeeded_though_their_sessions_last(backend: Backend) -> None:
+    """Also one that goes in the moment in which it has taken over. All share a session here, which does not end, so
+    that nothing but the proof lets the next one lead."""
+
     async def scenario(store: MetadataStore) -> None:
         name = run_of(backend)
-        first = await Candidate(store, name, "first", session_timeout_s=60.0).lead()
-        burying = asyncio.create_task(bury(store, name))
-        waiting = asyncio.create_task(Candidate(store, name, "second", session_timeout_s=60.0).lead())
-        async with pulse("127.0.0.1") as place:
-            await first.listens_at("tcp://127.0.0.1:7001", place)
-            await asyncio.sleep(1.0)
-            assert not waiting.done()
-        second = await waiting  # far within the session's timeout
-        assert second.epoch == 2
-        burying.cancel()
-        await first.resign()
-        await second.resign()
+        async with AsyncExitStack() as stack:
+            places, lives, leading = [], [], []
+            for number in range(3):
+                lives.append(await stack.enter_async_context(AsyncExitStack()))
+                places.append(await lives[-1].enter_async_context(pulse("127.0.0.1")))
+                one = Candidate(store, name, f"c{number}", session_timeout_s=60.0, pulse=places[-1])
+                leading.append(asyncio.create_task(one.lead()))
+                await standing(store, name, number + 1)
+            await stack.enter_async_context(burying(store, name, places[2]))
+            first = await leading[0]
+            await connected(places[0])
+            await connected(places[1])
+            assert not leading[1].done()
+            await lives[0].aclose()
+            second = await leading[1]
+            await lives[1].aclose()
+            third = await leading[2]
+            assert (first.epoch, second.epoch, third.epoch) == (1, 2, 3)
+            for term in (first, second, third):
+                await term.resign()
+
+    backend.run(scenario)
+
+
+def test_a_leader_and_a_standby_that_go_together_do_not_keep_the_next_one_waiting(backend: Backend) -> None:
+    async def scenario(store: MetadataStore) -> None:
+        name = run_of(backend)
+        async with AsyncExitStack() as stack:
+            own = await stack.enter_async_context(pulse("127.0.0.1"))
+            life = await stack.enter_async_context(AsyncExitStack())
+            places = [await life.enter_async_context(pulse("127.0.0.1")) for _ in range(2)]
+            first = await Candidate(store, name, "first", session_timeout_s=60.0, pulse=places[0]).lead()
+            value = msgspec.json.encode(Standing("second", pulse=places[1]))
+            await store.create(f"{queue_of(name)}/c-", value, ephemeral=True, sequential=True)
+            third = asyncio.create_task(Candidate(store, name, "third", session_timeout_s=60.0, pulse=own).lead())
+            await standing(store, name, 3)
+            await stack.enter_async_context(burying(store, name, own))
+            await connected(places[0])
+            await connected(places[1])
+            await life.aclose()
+            assert (await third).epoch == 2
+            assert len(await store.children(queue_of(name))) == 1
+            for term in (first, third.result()):
+                await term.resign()
 
     backend.run(scenario)
