@@ -13,15 +13,22 @@ from torch import nn
 
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend, shared_attention
+from actors.trainer.backends.lean_decoder import LeanDecoder
 from actors.trainer.backends.packing import MicroBatch, Packer
 from actors.trainer.backends.protocol import TrainBatch
 from actors.trainer.backends.scoring import sampled_logprobs
-from actors.trainer.backends.torch_backend import TorchBackend, tree_forward
+from actors.trainer.backends.torch_backend import Modules, TorchBackend, tree_forward
 from actors.trainer.model import build_model
 from tests.trainer import plain
 from tests.trainer.samples import SETS, batch, policy, sequence, tree_batch
 
 KINDS = [("qwen3", True), ("qwen2", False), ("llama", True)]
+
+
+@pytest.fixture
+def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to which size attention is plain products: 0 is always the fused kernel."""
+    monkeypatch.setattr(shared_attention, "SHORT", request.param)
 
 
 def rows(given: TrainBatch, budget: int) -> list[MicroBatch]:
@@ -45,6 +52,7 @@ def double_model(directory: Path, attention: str) -> Any:
         for name, norm in list(parent.named_children()):
             if type(norm).__name__.endswith("RMSNorm"):  # transformers' own computes in float32 whatever it is given
                 replacement = nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, dtype=torch.float64)
+                replacement.variance_epsilon = norm.variance_epsilon
                 replacement.weight = norm.weight
                 setattr(parent, name, replacement)
     return model
@@ -59,10 +67,13 @@ def plain_sum(model: Any, given: TrainBatch, weight: list[np.ndarray]) -> tuple[
 
 @pytest.mark.parametrize(("kind", "tied"), KINDS)
 @pytest.mark.parametrize("budget", [60, 10_000])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("forward", [LeanDecoder, Modules])
+@pytest.mark.parametrize("short", [0, shared_attention.SHORT], indirect=True)
+@pytest.mark.usefixtures("short")
 def test_gradients_equal_the_plain_ones_in_float64(
-    tmp_path: Path, kind: str, tied: bool, budget: int, seed: int
+    tmp_path: Path, kind: str, tied: bool, budget: int, forward: Any
 ) -> None:
+    seed = budget % 7
     directory = policy(tmp_path / "policy", kind, tied=tied)
     given = tree_batch(seed)
     # Temperatures that float32 holds exactly.
@@ -85,7 +96,7 @@ def test_gradients_equal_the_plain_ones_in_float64(
         def logits(hidden: torch.Tensor, ids: torch.Tensor | None, head: Any = head) -> torch.Tensor:
             return nn.functional.linear(hidden, head.weight if ids is None else head.weight[ids])
 
-        new, _ = sampled_logprobs(tree_forward(model.base_model, micro), logits, micro)
+        new, _ = sampled_logprobs(tree_forward(forward(model.base_model), micro, torch.float64), logits, micro)
         for i in np.unique(micro.sequence):
             mine = new[torch.from_numpy(micro.sequence == i)]
             np.testing.assert_allclose(mine.detach().numpy(), logprobs[i], rtol=1e-11)

@@ -10,22 +10,32 @@ before. Runs that share nothing with an earlier one are plain causal sequences a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.nn import functional as F
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from actors.trainer.backends.prefixes import Path, Row
 
 NAME = "shared_prefixes"
 """Under which transformers finds ``attention``."""
 
+SHORT = 16384
+"""On a CPU so many queries times keys of a sequence are computed as plain products; the fused kernel, which never holds
+the scores, is faster beyond."""
+
 _WASTE = 1 / 4  # how much of a batch's query-key pairs may be padding
 _OVERHEAD = 32768  # ... beyond these, which cost less than one more call
+
+
+class Attended(Protocol):
+    """What of the tokens each one sees."""
+
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+        """``queries`` [T, H, D], ``keys`` and ``values`` [T, KV, D] -> [T, H, D]."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -41,6 +51,55 @@ class Plan(msgspec.Struct, frozen=True):
 
     batches: list[Batch]
     order: torch.Tensor  # int64 [T]; where each place's result is among all batches' results
+
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+        """See ``Attended``."""
+        heads, width = queries.shape[1:]
+        by_place, pairs = queries.flatten(1), torch.cat((keys, values), 1).flatten(1)
+        parts = []
+        for batch in self.batches:
+            chosen = F.embedding(batch.queries, by_place).view(*batch.queries.shape, heads, width)
+            seen_keys, seen_values = F.embedding(batch.keys, pairs).view(*batch.keys.shape, -1, width).chunk(2, 2)
+            mixed = _products(chosen, seen_keys, seen_values, batch.mask, scale)
+            parts.append(mixed.flatten(2).flatten(0, 1))
+        return F.embedding(self.order, torch.cat(parts)).view(-1, heads, width)
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Plain sequences of one width, one after the other: each token sees those before it and itself."""
+
+    width: int
+
+    def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+        """See ``Attended``."""
+        queries, keys, values = (
+            states.reshape(-1, self.width, *states.shape[1:]) for states in (queries, keys, values)
+        )
+        return _products(queries, keys, values, None, scale).flatten(0, 1)
+
+
+def _products(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """``queries`` [G, N, H, D], ``keys`` and ``values`` [G, K, KV, D], ``mask`` as in ``Batch`` -> [G, N, H, D]."""
+    count, heads, width = queries.shape[1:]
+    repeats = heads // keys.shape[2]
+    if queries.device.type != "cpu" or count * keys.shape[1] > SHORT:
+        keys, values = (states.transpose(1, 2).repeat_interleave(repeats, 1) for states in (keys, values))
+        return F.scaled_dot_product_attention(
+            queries.transpose(1, 2), keys, values, attn_mask=mask, is_causal=mask is None, scale=scale
+        ).transpose(1, 2)
+    if mask is None:
+        mask = torch.full((count, count), -torch.inf, dtype=queries.dtype).triu_(1)[None, None]
+    # Heads that share keys become further queries of them: nothing is repeated in memory.
+    spread = (
+        queries.reshape(len(queries), count, -1, repeats, width).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    )  # [G, KV, repeats * N, D]
+    shared = mask.expand(-1, keys.shape[2] if len(mask) > 1 else 1, -1, -1).repeat(1, 1, repeats, 1).flatten(0, 1)
+    keys, values = (states.transpose(1, 2).flatten(0, 1) for states in (keys, values))
+    scores = torch.baddbmm(shared, spread.flatten(0, 1), keys.transpose(1, 2), alpha=scale)
+    mixed = torch.bmm(scores.softmax(-1), values)
+    return mixed.view(-1, heads // repeats, repeats, count, width).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def make_plan(row: Row, device: torch.device, dtype: torch.dtype) -> Plan:
@@ -105,40 +164,13 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    plan: Plan | None = None,
-    scaling: float | None = None,
-    **others: Any,
+    plan: Attended,
+    scaling: float,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers' layers call; without a plan it is transformers' own sdpa attention.
-
-    ``query`` [1, H, T, D], ``key`` and ``value`` [1, KV, T, D]; returns [1, T, H, D].
-    """
-    if plan is None:
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **others
-        )
-        return result
-    width = query.shape[3]
-    queries = _by_place(query)
-    keys_values = torch.cat([_by_place(key), _by_place(value)], dim=1)
-    parts = []
-    for batch in plan.batches:
-        chosen = _split_heads(functional.embedding(batch.queries, queries), width)
-        keys, values = _split_heads(functional.embedding(batch.keys, keys_values), width).chunk(2, dim=1)
-        attended, _ = sdpa_attention_forward(module, chosen, keys, values, batch.mask, scaling=scaling, **others)
-        parts.append(attended.flatten(2).flatten(0, 1))  # [G, N, H, D] -> [G * N, H * D]
-    by_place = functional.embedding(plan.order, torch.cat(parts))
-    return by_place.view(1, len(by_place), -1, width), None
-
-
-def _by_place(states: torch.Tensor) -> torch.Tensor:
-    """[1, heads, T, D] -> [T, heads * D]"""
-    return states[0].transpose(0, 1).flatten(1)
-
-
-def _split_heads(states: torch.Tensor, width: int) -> torch.Tensor:
-    """[G, N, heads * D] -> [G, heads, N, D]"""
-    return states.view(*states.shape[:2], -1, width).transpose(1, 2)
+    """What transformers' layers call: ``query`` [1, H, T, D], ``key`` and ``value`` [1, KV, T, D] -> [1, T, H, D]."""
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))
+    return plan.attend(queries, keys, values, scaling)[None], None
 
 
 AttentionInterface.register(NAME, attention)

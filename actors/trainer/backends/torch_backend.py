@@ -17,11 +17,11 @@ from torch import nn
 from actors.settings import TrainSettings
 from actors.trainer.backends import shared_attention
 from actors.trainer.backends.common import PolicyBackend
+from actors.trainer.backends.lean_decoder import KNOWN, LeanDecoder, is_lean
 from actors.trainer.backends.packing import MicroBatch
+from actors.trainer.backends.shared_attention import Attended
 from actors.trainer.checkpointing import Layout
 from actors.trainer.model import build_model, hf_state
-
-_KNOWN_STRUCTURE = ("qwen3", "qwen2", "llama")
 
 
 class TorchBackend(PolicyBackend):
@@ -33,9 +33,8 @@ class TorchBackend(PolicyBackend):
         self._model.eval()  # no dropout: the policy that is trained is the one that was sampled from
         self._decoder: Any = self._model.base_model
         self._lm_head: nn.Linear = self._model.get_output_embeddings()  # type: ignore[operator]
-        self.computes_trees = _has_known_structure(self._model)
-        if self.computes_trees:
-            self._model.set_attn_implementation(shared_attention.NAME)  # type: ignore[operator]
+        self._forward = _forward_of(self._model)
+        self.computes_trees = self._forward is not None
         torch.manual_seed(seed)
         super().__init__(
             settings=settings,
@@ -46,16 +45,17 @@ class TorchBackend(PolicyBackend):
         )
 
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        if self.computes_trees:
-            depths = torch.arange(tokens.shape[1], device=tokens.device)
-            return trimmed_forward(self._decoder, tokens, depths, positions)
+        if self._forward is not None:
+            rows, width = tokens.shape
+            depths = torch.arange(width, device=tokens.device).repeat(rows)
+            return self._forward(tokens.flatten(), depths, positions, shared_attention.Rows(width))
         hidden: torch.Tensor = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden.flatten(0, 1)[positions]
 
     def _hidden_states(self, micro: MicroBatch) -> torch.Tensor:
-        if micro.row is None:
+        if micro.row is None or self._forward is None:
             return super()._hidden_states(micro)
-        return tree_forward(self._decoder, micro)
+        return tree_forward(self._forward, micro, self._decoder.dtype)
 
     def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
         weight: torch.Tensor = self._lm_head.weight
@@ -71,46 +71,50 @@ class TorchBackend(PolicyBackend):
             yield name, tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _has_known_structure(model: nn.Module) -> bool:
-    config: Any = model.config
-    kinds = getattr(config, "layer_types", None) or []
-    return config.model_type in _KNOWN_STRUCTURE and all(kind == "full_attention" for kind in kinds)
+def _forward_of(model: Any) -> LeanDecoder | Modules | None:
+    """The pass over chosen positions and shared prefixes, where the structure is known."""
+    kinds = getattr(model.config, "layer_types", None) or []
+    if model.config.model_type not in KNOWN or any(kind != "full_attention" for kind in kinds):
+        return None
+    if is_lean(model):
+        return LeanDecoder(model.base_model)
+    model.set_attn_implementation(shared_attention.NAME)
+    return Modules(model.base_model)
 
 
-def tree_forward(decoder: Any, micro: MicroBatch) -> torch.Tensor:
-    """The decoder's last hidden state at ``micro.positions`` of its row of trees."""
+class Modules:
+    """A known structure by its transformers modules, for precisions in which the order of rounding matters. Takes and
+    returns what ``LeanDecoder`` does."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def __call__(
+        self, tokens: torch.Tensor, depths: torch.Tensor, positions: torch.Tensor, plan: Attended
+    ) -> torch.Tensor:
+        decoder = self._decoder
+        hidden = decoder.embed_tokens(tokens[None])
+        position_ids = depths[None]
+        rotary = decoder.rotary_emb(hidden, position_ids)
+        *layers, last = decoder.layers
+        for layer in layers:
+            hidden = layer(hidden, position_embeddings=rotary, position_ids=position_ids, plan=plan)
+        attended, _ = last.self_attn(
+            hidden_states=last.input_layernorm(hidden), position_embeddings=rotary, attention_mask=None, plan=plan
+        )
+        chosen = hidden[0, positions] + attended[0, positions]
+        chosen = chosen + last.mlp(last.post_attention_layernorm(chosen))
+        result: torch.Tensor = decoder.norm(chosen)
+        return result
+
+
+def tree_forward(forward: LeanDecoder | Modules, micro: MicroBatch, dtype: torch.dtype) -> torch.Tensor:
+    """The last hidden state at ``micro.positions`` of its row of trees, for weights of ``dtype``."""
     if micro.row is None:
         raise ValueError("expected a micro-batch that is a row of trees, found padded segments")
     device = micro.tokens.device
-    plan = shared_attention.make_plan(micro.row, device, decoder.embed_tokens.weight.dtype)
+    plan = shared_attention.make_plan(micro.row, device, dtype)
     # Members that diverge at a place predict from it together.
     positions, members = torch.unique(micro.positions, return_inverse=True)
     depths = torch.from_numpy(micro.row.depths).to(device)
-    return trimmed_forward(decoder, micro.tokens, depths, positions, plan)[members]
-
-
-def trimmed_forward(
-    decoder: Any,
-    tokens: torch.Tensor,
-    depths: torch.Tensor,
-    positions: torch.Tensor,
-    plan: shared_attention.Plan | None = None,
-) -> torch.Tensor:
-    """The decoder's forward pass (no cache) up to the last attention, then at ``positions`` only.
-
-    ``depths`` [T] counts the tokens before each. Without a plan attention is causal, which is transformers' default
-    without a mask, and right where padding stands on the right.
-    """
-    hidden = decoder.embed_tokens(tokens)
-    position_ids = depths[None]
-    rotary = decoder.rotary_emb(hidden, position_ids)
-    *layers, last = decoder.layers
-    for layer in layers:
-        hidden = layer(hidden, position_embeddings=rotary, position_ids=position_ids, plan=plan)
-    attended, _ = last.self_attn(
-        hidden_states=last.input_layernorm(hidden), position_embeddings=rotary, attention_mask=None, plan=plan
-    )
-    chosen = hidden.flatten(0, 1)[positions] + attended.flatten(0, 1)[positions]
-    chosen = chosen + last.mlp(last.post_attention_layernorm(chosen))
-    result: torch.Tensor = decoder.norm(chosen)
-    return result
+    return forward(micro.tokens[0], depths, positions, plan)[members]
