@@ -6,8 +6,8 @@
 
 With ``scheduling.order: paper`` the swap of the version before happens between taking a batch and training on it,
 instead of beside the next rollouts. alpha = 0 is the same loop: the scheduler then has no place free from a batch taken
-until the new version has its receipts. Evaluations and checkpoints happen between two steps, at a version that is
-fully published.
+until it is trained on, and what it admits waits at the engines for the new version. Evaluations and checkpoints happen
+between two steps, at a version that is fully published.
 
 Invariant: the learner's version is the number of optimiser steps done; versions are published in order, one at a time;
 a step that is done is in the ledger and on record before anything can be saved.
@@ -298,9 +298,7 @@ class Pipeline:
         for engine, why in published.refused.items():
             self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
         await self._authority.certain()
-        self._scheduler.served(published.version)
         self._served(published.version)
-        self._coordinator.flush()
         return published
 
     async def _published(self) -> None:

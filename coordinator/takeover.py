@@ -170,7 +170,7 @@ def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resump
     if last is not None and last.order.version == found.version:  # done, but not in the journal
         order = last.order
         kept |= {each.ticket: each for each in last.kept}
-    scheduler.inherit(found, kept, running=legacy.tickets | kept.keys(), served=legacy.served)
+    scheduler.inherit(found, kept, running=legacy.tickets | kept.keys())
     taken = None if order is None else scheduler.retake(order.groups)
     for each in trainer.kept:
         if each.ticket not in legacy.tickets:  # a host that has it will say so itself; else the host is gone

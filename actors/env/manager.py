@@ -339,6 +339,7 @@ class EnvHost(Actor):
             stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
             seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
             urgent=urgent,
+            from_version=ticket.from_version,
         )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future

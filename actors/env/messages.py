@@ -22,6 +22,7 @@ class Ticket(msgspec.Struct, frozen=True):
     purpose: Purpose
     temperature: float  # 0 is greedy
     seed: int  # of this trajectory's sampling
+    from_version: int = 0  # no token is sampled under an older one: its first turn waits for it at an engine
 
 
 # ---- to an env host -------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class Group(msgspec.Struct):
     stored: dict[str, Outcome] = {}
     retries: int = 0
     stream: str = ""
+    from_version: int = 0  # no member begins under an older one
 
     @property
     def complete(self) -> bool:

@@ -3,15 +3,15 @@
 Invariants:
 
 - admission: groups in flight, buffered or taken <= (1 + alpha) * B + slack, where B is the batch in groups. A group
-  lost for whatever reason frees its place at once, a batch frees its places when engines serve the version that came
-  of it: what is admitted then begins under that version, so that with no overtaking nothing is ever stale. (Were the
-  places free as soon as the batch is taken, their successors would begin one version too early: trained alpha + 1
-  batches later, they would be alpha + 1 versions old.)
+  lost for whatever reason frees its place at once, a batch when it has been trained on. No member of a group begins
+  under an older version than the learner's at its admission (``Ticket.from_version``: until an engine has it, its
+  environment is reset and its first turn waits there), so that with no overtaking nothing is ever stale. (Could it
+  begin one version earlier, it would be alpha + 1 versions old when it is trained on, alpha + 1 batches later.)
 - a batch holds only groups whose version (their oldest member's) is >= n - alpha: stale ones are evicted first;
 - a lost member is run again while its group may still be trained on (at most ``MEMBER_RETRIES`` times a group), else
   the whole group is evicted and a fresh one takes its place;
 - alpha = 0: what still runs when a batch is taken is cut, no straggler is carried over, and nothing is admitted before
-  the new version is served. The rest is the same rule: B groups are taken, and no place is free.
+  it has been trained on. The rest is the same rule: B groups are taken, and no place is free.
 
 Redundant groups (slack > 0) are there to be overtaken: with alpha >= 1 the slowest of them may become stale.
 
@@ -95,7 +95,6 @@ class RollingScheduler:
         self._open = False
         self._resumed: list[Ticket] = []  # members of a checkpoint's groups that run again, once it opens
         self._taken: list[Group] = []  # the batch that is trained on now
-        self._unserved: dict[int, int] = {}  # version -> groups it was trained on, until engines serve it
         self._next_group = 0
         self._next_ticket = 0
 
@@ -152,15 +151,15 @@ class RollingScheduler:
             index = self._next_group
             self._next_group += 1
             stream, task = self.mix.next()
-            self._add_group(Group(index, task, set(), {}, stream=stream), self.rules.group_size)
+            group = Group(index, task, set(), {}, stream=stream, from_version=self.version)
+            self._add_group(group, self.rules.group_size)
         self._changed()
 
     def _places(self) -> int:
         """Groups that may be admitted now."""
-        on_their_way = len(self._taken) + sum(self._unserved.values())
-        if self.rules.alpha == 0 and on_their_way:
+        if self.rules.alpha == 0 and self._taken:
             return 0
-        return self.rules.capacity - len(self._groups) - on_their_way
+        return self.rules.capacity - len(self._groups) - len(self._taken)
 
     def _add_group(self, group: Group, members: int) -> None:
         """A group with so many members that are yet to run."""
@@ -180,7 +179,8 @@ class RollingScheduler:
 
     def _ticket(self, group: Group, number: int) -> Ticket:
         seed = int(np.random.default_rng([self.rules.seed, number]).integers(2**31))
-        return Ticket(f"t{number}", group.index, group.task, "train", self.rules.temperature, seed)
+        temperature = self.rules.temperature
+        return Ticket(f"t{number}", group.index, group.task, "train", temperature, seed, group.from_version)
 
     # ---- what comes back -----------------------------------------------------------------------------------------
 
@@ -284,13 +284,8 @@ class RollingScheduler:
             )
         self.ledger.train([ticket for group in self._taken for ticket in group.stored], version)
         self.version = version
-        self._unserved[version], self._taken = len(self._taken), []
+        self._taken = []
         self._evict_stale()
-        self._admit()
-
-    def served(self, version: int) -> None:
-        """Engines serve ``version`` from now on: the places of what it was trained on are free."""
-        self._unserved = {unserved: groups for unserved, groups in self._unserved.items() if unserved > version}
         self._admit()
 
     def put_back(self) -> None:
@@ -384,18 +379,18 @@ class RollingScheduler:
         for saved in state.groups:
             kept = stored[saved.index]
             self._group_of.update(dict.fromkeys(kept, saved.index))
-            group = Group(saved.index, saved.task, set(), kept, stream=saved.stream)
+            group = Group(saved.index, saved.task, set(), kept, stream=saved.stream, from_version=version)
             self._add_group(group, saved.rerun + len(saved.stored) - len(kept))
         self._resumed, self.to_start = self.to_start, []
         self._evict_stale()
 
     # ---- another leader's run ------------------------------------------------------------------------------------
 
-    def inherit(self, found: Found, outcomes: Mapping[str, Outcome], *, running: Collection[str], served: int) -> None:
+    def inherit(self, found: Found, outcomes: Mapping[str, Outcome], *, running: Collection[str]) -> None:
         """Go on where another process was that led this run: ``found`` is what its journal tells, ``outcomes`` those of
-        the trajectories that the trainer's store has, ``running`` the tickets that env hosts have, ``served`` the
-        version that all engines serve. Tickets that nobody runs are started again, as they are. To be called on a
-        fresh scheduler, before ``open``."""
+        the trajectories that the trainer's store has, ``running`` the tickets that env hosts have. Tickets that nobody
+        runs are started again, from the version that there is now on. To be called on a fresh scheduler, before
+        ``open``."""
         self.version = found.version
         self._next_group, self._next_ticket = found.next_group, found.next_ticket
         if found.ruled:
@@ -405,7 +400,7 @@ class RollingScheduler:
             self.mix.set_weights(found.weights)
         self.mix.restore({name: StreamState(groups, 0.0) for name, groups in found.streams.items()}, found.next_group)
         live: dict[str, Entry] = {}
-        groups = {each.index: _inherited(each, outcomes) for each in found.groups.values()}
+        groups = {each.index: _inherited(each, outcomes, self.version) for each in found.groups.values()}
         for group in groups.values():
             live |= {id_: Entry(self._ticket(group, int(id_[1:]))) for id_ in sorted(group.missing)}
             live |= {id_: Entry(self._ticket(group, int(id_[1:])), "buffered") for id_ in group.stored}
@@ -414,7 +409,6 @@ class RollingScheduler:
             live[id_].ticket for each in found.groups.values() for id_ in each.missing if id_ not in running
         ]
         self.ledger.inherit(found.balance, live)
-        self._unserved = dict.fromkeys(range(served + 1, self.version + 1), self.rules.groups_per_step)
         for each in found.groups.values():
             self._mend(groups[each.index], each)
 
@@ -454,14 +448,14 @@ class RollingScheduler:
         return self.ledger.counts()
 
 
-def _inherited(found: FoundGroup, outcomes: Mapping[str, Outcome]) -> Group:
-    """One whose stored members' bytes are not all there is cut."""
+def _inherited(found: FoundGroup, outcomes: Mapping[str, Outcome], version: int) -> Group:
+    """What begins in it anew does so under ``version``. One whose stored members' bytes are not all there is cut."""
     stored = {}
-    for id_, version in found.stored.items():
-        stored[id_] = outcomes.get(id_) or Outcome(id_, "stored", initiating_version=version)
+    for id_, initiating in found.stored.items():
+        stored[id_] = outcomes.get(id_) or Outcome(id_, "stored", initiating_version=initiating)
         if id_ not in outcomes:
             found.cut = found.cut or "store_lost"
-    return Group(found.index, found.task, set(found.missing), stored, found.retries, found.stream)
+    return Group(found.index, found.task, set(found.missing), stored, found.retries, found.stream, version)
 
 
 def _nobody() -> None:

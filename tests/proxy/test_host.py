@@ -91,8 +91,8 @@ class World:
     async def ask(self, message: Any, reply: type[Any] = Acknowledged) -> Any:
         return await self.node.ask(self.host, message, reply, timeout_s=10)
 
-    def add(self, id_: str, *, tokens: int = 1, prompt: int = 2) -> None:
-        request = GenerateRequest(id_, id_, np.zeros(prompt, np.int32), max_tokens=tokens)
+    def add(self, id_: str, *, tokens: int = 1, prompt: int = 2, from_version: int = 0) -> None:
+        request = GenerateRequest(id_, id_, np.zeros(prompt, np.int32), max_tokens=tokens, from_version=from_version)
         self.node.tell(self.host, HostAdd([request], [self.me]))
 
     async def load(self, version: int) -> Receipt:
@@ -236,11 +236,71 @@ def test_no_step_is_made_without_weights() -> None:
             made.add("a")
             with pytest.raises(NotServable, match="no weights"):
                 await made.ask(HostResume())
-            assert made.engine.log == ["add a"]
+            assert made.engine.log == []
             await made.load(0)
-            assert made.engine.log == ["add a", "load 0", "score"]  # weights, but nobody has said to serve
+            assert made.engine.log == ["load 0", "add a", "score"]  # weights, but nobody has said to serve
             await made.ask(HostResume())
             await until(lambda: made.peer.served == ["a"])
+
+    run(test())
+
+
+def test_a_request_for_a_later_version_joins_the_engine_with_it() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("early", from_version=2)
+            made.add("now")
+            await until(lambda: made.peer.served == ["now"])
+            for version in (1, 2):
+                await made.ask(HostSuspend())
+                await made.load(version)
+                await made.ask(HostResume())
+            await until(lambda: made.peer.served == ["now", "early"])
+            assert [completion.versions.tolist() for completion in made.peer.finished] == [[0], [2]]
+            assert made.engine.log == ["add now", "step", "load 1", "score", "load 2", "add early", "score", "step"]
+
+    run(test())
+
+
+def test_a_newer_version_than_the_one_that_a_request_is_for_will_do() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("early", from_version=2)
+            await made.ask(HostSuspend())
+            await made.load(3)
+            await made.ask(HostResume())
+            await until(lambda: made.peer.served == ["early"])
+
+    run(test())
+
+
+def test_a_request_that_waits_for_its_version_can_be_aborted() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("early", from_version=1)
+            made.node.tell(made.host, HostAbort("early"))
+            await until(lambda: made.peer.served == ["early"])
+            (completion,) = made.peer.finished
+            assert (completion.finish_reason, len(completion.tokens)) == ("aborted", 0)
+            await made.ask(HostSuspend())
+            await made.load(1)
+            assert "add early" not in made.engine.log
+
+    run(test())
+
+
+def test_a_request_that_its_engine_refuses_when_its_version_comes_is_answered_with_the_reason() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("long", prompt=17, from_version=1)
+            await made.ask(HostSuspend())
+            await made.load(1)
+            await until(lambda: bool(made.peer.failed))
+            assert made.peer.failed == [("long", "refused by engine e0: a prompt of 17 tokens, at most 16 fit")]
 
     run(test())
 

@@ -97,7 +97,7 @@ class PretendHost(Actor):
             async with self._free:
                 self.states[ticket.id] = "engine"
                 self.started.append(ticket.id)
-                began = self.served
+                began = max(self.served, ticket.from_version)
                 seconds, end = self.script(ticket)
                 await asyncio.sleep(seconds)
             self.states[ticket.id] = "reward"
@@ -194,8 +194,6 @@ class Cluster:
         self._served = version
         for host in self.hosts.values():
             host.served = version
-        self.scheduler.served(version)
-        self.coordinator.flush()
 
     def train(self) -> None:
         """Take a batch, make a version, serve it."""

@@ -35,9 +35,8 @@ def test_nothing_is_admitted_before_it_opens_or_after_it_closes() -> None:
     made.open()
     store_all(made, started(made))
     made.take()
-    made.trained(1)
     made.close()
-    made.served(1)
+    made.trained(1)
     assert made.to_start == []
     made.open()
     assert groups_of(started(made)) == [2, 3]
@@ -76,36 +75,38 @@ def test_members_of_a_group_get_the_task_of_their_group() -> None:
     assert {(ticket.group, ticket.task) for ticket in tickets} == {(0, 0), (1, 1), (2, 2), (3, 3)}
 
 
-def test_a_batch_frees_its_places_only_when_its_version_is_served() -> None:
+def test_a_batch_frees_its_places_when_it_is_trained_on_and_what_follows_begins_under_its_version() -> None:
     made = scheduler(alpha=1)
-    store_all(made, started(made))
+    first = started(made)
+    assert {ticket.from_version for ticket in first} == {0}
+    store_all(made, first)
     made.take()
     assert made.to_start == []
     made.trained(1)
-    assert made.to_start == []
-    made.served(1)
-    assert groups_of(started(made)) == [4, 5]
+    fresh = started(made)
+    assert groups_of(fresh) == [4, 5]
+    assert {ticket.from_version for ticket in fresh} == {1}
 
 
-def test_serving_a_version_frees_the_places_of_all_before_it() -> None:
+def test_a_member_that_is_run_again_may_begin_under_the_version_of_its_groups_admission() -> None:
     made = scheduler(alpha=2)
-    store_all(made, started(made))
-    for version in (1, 2):
-        made.take()
-        made.trained(version)
-    made.served(2)
-    assert groups_of(started(made)) == [6, 7, 8, 9]
+    tickets = started(made)
+    store_all(made, tickets[:-1])
+    made.take()
+    made.trained(1)
+    started(made)
+    made.lost(lost(tickets[-1].id))
+    [again] = started(made)
+    assert (again.group, again.from_version) == (tickets[-1].group, 0)
 
 
-def test_at_alpha_zero_nothing_is_admitted_until_the_new_version_is_served_not_even_redundant_groups() -> None:
+def test_at_alpha_zero_nothing_is_admitted_until_the_batch_is_trained_on_not_even_redundant_groups() -> None:
     made = scheduler(alpha=0, redundant=2)
     tickets = started(made)
     store_all(made, [ticket for ticket in tickets if ticket.group in (1, 2)])
     made.take()
     assert made.to_start == []
     made.trained(1)
-    assert made.to_start == []
-    made.served(1)
     assert groups_of(started(made)) == [4, 5, 6, 7]
 
 
@@ -239,12 +240,10 @@ def test_a_groups_version_is_that_of_its_oldest_member() -> None:
     made.stored(stored(early[2].id, 0))  # one member of group 1
     made.take()
     made.trained(1)
-    made.served(1)
     made.stored(stored(early[3].id, 1))
     made.take()  # group 1 is of version 0, and 1 - alpha = 0: it may still be trained on
     made.trained(2)
     assert made.ledger.balance().evicted == {}
-    made.served(2)
     late = started(made)
     made.stored(stored(late[0].id, 0))  # 2 - alpha = 1
     assert made.ledger.balance().evicted == {"stale": 2}
@@ -319,16 +318,17 @@ def test_a_batch_put_back_under_a_lowered_bound_is_evicted_if_it_is_too_old() ->
 @pytest.mark.parametrize("alpha", range(5))
 @pytest.mark.parametrize("seed", range(8))
 def test_with_no_overtaking_nothing_is_ever_stale(alpha: int, seed: int) -> None:
-    """Groups begin and end in the order of their admission; everything else happens in any order. (By hand: at the
-    moment of admission under version v at most (1 + alpha) B - 1 groups and batches are ahead, so it is in the batch
-    that is taken at version v + alpha at the latest.)"""
+    """Groups begin and end in the order of their admission, none before engines have the version that it is for;
+    everything else happens in any order. (By hand: at the moment of admission under version v at most (1 + alpha) B - 1
+    groups and batches are ahead, so it is in the batch that is taken at version v + alpha at the latest.)"""
     chance = random.Random(seed)
     made = scheduler(alpha, groups=2, size=2)
     waiting, running = started(made), list[tuple[Ticket, int]]()
     served, published, ages = 0, list[int](), set[int]()
     batch: list[Outcome] | None = None
     while made.version < 40:
-        moves = ["begin"] * bool(waiting) * 3 + ["end"] * bool(running) * 3 + ["serve"] * bool(published)
+        may_begin = bool(waiting) and waiting[0].from_version <= served
+        moves = ["begin"] * may_begin * 3 + ["end"] * bool(running) * 3 + ["serve"] * bool(published)
         moves += ["take"] * made.ready() + ["train"] * (batch is not None)
         move = chance.choice(moves)
         if move == "begin":
@@ -345,7 +345,6 @@ def test_with_no_overtaking_nothing_is_ever_stale(alpha: int, seed: int) -> None
             batch = None
         else:
             served = published.pop(0)
-            made.served(served)
         waiting += started(made)
     assert made.ledger.balance().evicted == {}
     assert ages <= set(range(alpha + 1))
@@ -365,6 +364,7 @@ def test_the_order_of_the_data_goes_on_after_a_restart() -> None:
     tickets = started(made)
     store_all(made, tickets)
     made.take()
+    made.close()
     made.trained(1)
     state = through_json(made.state())
 
@@ -374,7 +374,7 @@ def test_the_order_of_the_data_goes_on_after_a_restart() -> None:
     assert resumed.ready()
     resumed.open()
     fresh = started(resumed)
-    made.served(1)
+    made.open()
     assert fresh == started(made)  # what the unbroken run admits
     assert groups_of(fresh) == [4, 5]
 

@@ -39,7 +39,6 @@ class Life:
                 self.made.put_back()
             else:
                 self.made.trained(self.made.version + 1)
-                self.made.served(self.made.version)
             return
         ticket = self.running.pop(self.chance.randrange(len(self.running)))
         if self.chance.random() < 0.15:
@@ -62,7 +61,7 @@ def test_from_any_line_on_nothing_is_lost_and_groups_are_whole_again(seed: int) 
         assert found.balance.holds
         assert found.balance.admitted == len(admitted)
         made = RollingScheduler(life.made.rules, Ledger(journal))
-        made.inherit(found, life.outcomes, running=(), served=found.version)
+        made.inherit(found, life.outcomes, running=())
         assert made.ledger.balance().holds
         assert {event.event for event in journal.events[length:]} <= {"admitted", "evicted"}
         for group in found.groups.values():
@@ -81,7 +80,7 @@ def test_a_ticket_that_is_started_again_is_the_one_that_was_admitted() -> None:
     first.open()
     admitted = started(first)
     second = RollingScheduler(rules(), Ledger(journal))
-    second.inherit(found_in(journal.events), {}, running={admitted[0].id}, served=0)
+    second.inherit(found_in(journal.events), {}, running={admitted[0].id})
     assert started(second) == admitted[1:]
 
 
@@ -94,7 +93,7 @@ def test_what_the_store_has_lost_is_evicted_by_name() -> None:
     journal = Written()
     journal.write(events)
     made = RollingScheduler(rules(), Ledger(journal))
-    made.inherit(found_in(events), {}, running={"t1"}, served=0)
+    made.inherit(found_in(events), {}, running={"t1"})
     assert made.ledger.balance().evicted == {"store_lost": 2}
     assert made.to_stop == [("t1", "store_lost")]
 
@@ -111,7 +110,7 @@ def test_what_a_person_has_ordered_is_still_in_force() -> None:
     assert found.paused
     second = RollingScheduler(rules(alpha=1), Ledger(journal), Mix(streams))
     running = set(first.ledger.live())
-    second.inherit(found, {}, running=running, served=0)
+    second.inherit(found, {}, running=running)
     assert second.rules == rules(alpha=3, redundant=2)
     assert second.mix.shares == {"easy": 0.25, "hard": 0.75}
     assert second.mix.admitted == first.mix.admitted

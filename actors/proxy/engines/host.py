@@ -8,6 +8,7 @@ Invariants:
 - only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in no time
   by the actor and takes effect after at most one step (loop and thread take turns: ``actors.proxy.engines.turns``);
 - a suspended or weightless engine makes no step, and only a suspended one is given weights;
+- a request that is for a later version than the engine has waits here, and joins the engine with that version;
 - an engine that raises from anything but a question ends the process, with that error as its last word.
 """
 
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from actors.core import Actor, Ref, handler
-from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest, nothing_sampled
 from actors.proxy.engines.turns import Turns
 from actors.proxy.messages import (
     Acknowledged,
@@ -88,8 +89,10 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._orders: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._early: dict[str, GenerateRequest] = {}  # whose version is yet to come
         self._serving = False
         self._has_weights = False
+        self._version = -1
         self._stopping = False
         self.turns = Turns(deliver, news)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -122,17 +125,21 @@ class EngineThread:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def add(self, request: GenerateRequest) -> None:
-        def action() -> None:
-            try:
-                self._engine.add(request)
-            except EngineRefusal as refusal:
-                self._post(self._refuse, request.request_id, str(refusal))
+        self.order(lambda: self._add(request))
 
-        self.order(action)
+    def _add(self, request: GenerateRequest) -> None:
+        if request.from_version > self._version:
+            self._early[request.request_id] = request
+            return
+        try:
+            self._engine.add(request)
+        except EngineRefusal as refusal:
+            self._post(self._refuse, request.request_id, str(refusal))
 
     def abort(self, request_id: str) -> None:
         def action() -> None:
-            completion = self._engine.abort(request_id)
+            early = self._early.pop(request_id, None)
+            completion = self._engine.abort(request_id) if early is None else nothing_sampled(request_id)
             if completion is not None:
                 self._post(self._deliver, [completion])
 
@@ -159,6 +166,10 @@ class EngineThread:
         self._has_weights = False  # the old ones are gone once a load begins
         digests = self._engine.load_weights(version, tensors())
         self._has_weights = True
+        self._version = version
+        early, self._early = self._early, {}
+        for request in early.values():
+            self._add(request)
         return digests
 
     def _run(self) -> None:

@@ -34,6 +34,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these; it is kept in the completion
     seed: int | None = None  # the same seed, prompt and weights give the same tokens on the same engine
     urgent: bool = False  # it joins the running batch before those that wait and are not
+    from_version: int = 0  # an engine's host keeps it until the engine has this version
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -44,6 +45,12 @@ class Completion(msgspec.Struct, frozen=True):
     logprobs: np.ndarray  # float32 [N]
     versions: np.ndarray  # int32 [N], non-decreasing
     finish_reason: FinishReason
+
+
+def nothing_sampled(request_id: str) -> Completion:
+    """The answer to a request that was aborted before its first token."""
+    nothing = np.empty(0, dtype=np.int32)
+    return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
 
 
 class EngineLimits(msgspec.Struct, frozen=True):

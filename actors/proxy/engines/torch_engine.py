@@ -20,7 +20,14 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.protocol import (
+    Completion,
+    EngineLimits,
+    EngineRefusal,
+    FinishReason,
+    GenerateRequest,
+    nothing_sampled,
+)
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
 from actors.proxy.engines.torch_decoder import forward_of
 from actors.proxy.engines.torch_sampling import Draws, RowSampling, Sampler
@@ -135,8 +142,7 @@ class TorchEngine:
                 if request.request_id == request_id:
                     del line[index]
                     self._ids.discard(request_id)
-                    nothing = np.empty(0, dtype=np.int32)
-                    return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
+                    return nothing_sampled(request_id)
         return None
 
     def unfinished(self) -> int:

@@ -91,8 +91,9 @@ class _Layer:
 
 def _joined(states: torch.Tensor, layers: Sequence[nn.Linear]) -> torch.Tensor:
     """The outputs of several linear layers, one after the other; either all have a bias, or none."""
-    weight, biases = torch.cat([layer.weight for layer in layers]), [layer.bias for layer in layers]
-    return F.linear(states, weight, None if biases[0] is None else torch.cat(biases))
+    weights: list[torch.Tensor] = [layer.weight for layer in layers]
+    biases: list[Any] = [layer.bias for layer in layers]
+    return F.linear(states, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
 
 
 def _added(residual: torch.Tensor, states: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
@@ -120,7 +121,7 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
         inverse = norm.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
-        normed = states * inverse
+        normed: torch.Tensor = states * inverse
         ctx.save_for_backward(normed, inverse, weight)
         return normed * weight
 
