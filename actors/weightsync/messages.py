@@ -11,7 +11,7 @@ from actors.weightsync.manifest import Manifest
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """Ask a publisher for all blocks of a version, as a stream."""
+    """Ask a publisher for all blocks of a version, as a stream of ``Blocks``."""
 
     version: int
 
@@ -22,6 +22,12 @@ class Block(msgspec.Struct, frozen=True):
     name: str
     offset: int  # bytes
     data: np.ndarray  # uint8
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """Blocks that travel together: a message for each of many small tensors would cost more than their bytes."""
+
+    blocks: list[Block]
 
 
 class Publish(msgspec.Struct, frozen=True):

@@ -13,10 +13,12 @@ import torch
 
 from actors.core import Actor, handler
 from actors.weightsync.manifest import Manifest, TensorFact, digest
-from actors.weightsync.messages import Block, Fetch
+from actors.weightsync.messages import Block, Blocks, Fetch
 
 KEPT = 2
 BLOCK_BYTES = 4 << 20
+MOST_TOGETHER = 256
+"""Blocks in a message, however small."""
 
 
 class Snapshot:
@@ -32,10 +34,20 @@ class Snapshot:
                 str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest(flat.data)
             )
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[Blocks]:
+        """About ``BLOCK_BYTES`` at a time, and at most that of one tensor."""
+        together: list[Block] = []
+        room = BLOCK_BYTES
         for name, data in self._bytes.items():
             for offset in range(0, max(data.nbytes, 1), BLOCK_BYTES):
-                yield Block(name, offset, data[offset : offset + BLOCK_BYTES])
+                block = Block(name, offset, data[offset : offset + BLOCK_BYTES])
+                together.append(block)
+                room -= block.data.nbytes
+                if room <= 0 or len(together) == MOST_TOGETHER:
+                    yield Blocks(together)
+                    together, room = [], BLOCK_BYTES
+        if together:
+            yield Blocks(together)
 
 
 class WeightPublisher(Actor):
@@ -51,10 +63,10 @@ class WeightPublisher(Actor):
             del self._kept[version]
 
     @handler
-    async def fetch(self, message: Fetch) -> AsyncIterator[Block]:
+    async def fetch(self, message: Fetch) -> AsyncIterator[Blocks]:
         snapshot = self._kept.get(message.version)
         if snapshot is None:
             kept = ", ".join(map(str, sorted(self._kept))) or "none"
             raise ValueError(f"version {message.version} is not kept here; kept are: {kept}")
-        for block in snapshot.blocks():
-            yield block
+        for blocks in snapshot.blocks():
+            yield blocks

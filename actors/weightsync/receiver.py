@@ -14,7 +14,7 @@ import torch
 
 from actors.core import Node, Ref
 from actors.weightsync.manifest import Manifest, size_bytes
-from actors.weightsync.messages import Block, Fetch
+from actors.weightsync.messages import Block, Blocks, Fetch
 from bus.message import Lane
 
 BLOCK_TIMEOUT_S = 30.0
@@ -45,10 +45,13 @@ async def fetch(node: Node, source: Ref, manifest: Manifest) -> StagedVersion:
     buffers = {name: np.empty(size_bytes(fact.dtype, fact.shape), np.uint8) for name, fact in manifest.tensors.items()}
     filled = dict.fromkeys(buffers, 0)
     about = f"version {manifest.version}"
-    stream = node.stream(source, Fetch(manifest.version), Block, timeout_s=BLOCK_TIMEOUT_S, lane=Lane.BULK, about=about)
-    async with contextlib.aclosing(stream) as blocks:
-        async for block in blocks:
-            _place(block, buffers, filled, about)
+    stream = node.stream(
+        source, Fetch(manifest.version), Blocks, timeout_s=BLOCK_TIMEOUT_S, lane=Lane.BULK, about=about
+    )
+    async with contextlib.aclosing(stream) as messages:
+        async for message in messages:
+            for block in message.blocks:
+                _place(block, buffers, filled, about)
     short = [name for name, count in filled.items() if count != buffers[name].nbytes]
     if short:
         raise IncompleteVersion(f"{about}: {len(short)} tensors are incomplete, first {short[0]}")

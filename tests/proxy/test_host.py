@@ -31,7 +31,7 @@ from actors.proxy.messages import (
 )
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Manifest, Receipt, TensorFact
-from actors.weightsync.messages import Block, Fetch
+from actors.weightsync.messages import Block, Blocks, Fetch
 from tests.proxy.scripted_engine import ScriptedEngine
 from tests.support.loops import run, settle, until
 
@@ -73,10 +73,10 @@ class Peer(Actor):
         self.tokens += message.tokens
 
     @handler
-    async def fetch(self, message: Fetch) -> AsyncIterator[Block]:
+    async def fetch(self, message: Fetch) -> AsyncIterator[Blocks]:
         if message.version in self.gates:
             await self.gates[message.version].wait()
-        yield Block("w", 0, np.zeros(8, np.uint8))
+        yield Blocks([Block("w", 0, np.zeros(8, np.uint8))])
 
 
 class World:

@@ -12,7 +12,7 @@ import torch
 from actors.core import Actor, Node, Ref, handler
 from actors.weightsync import publisher as publisher_module
 from actors.weightsync.manifest import Manifest, TensorFact, digest
-from actors.weightsync.messages import Block, Fetch
+from actors.weightsync.messages import Block, Blocks, Fetch
 from actors.weightsync.publisher import KEPT, Snapshot, WeightPublisher
 from actors.weightsync.receiver import IncompleteVersion, fetch
 from bus.message import RemoteError
@@ -65,8 +65,22 @@ def test_facts_name_dtype_shape_and_digest_of_the_bytes() -> None:
 
 
 def test_a_strided_tensor_is_published_row_by_row() -> None:
-    (block,) = Snapshot({"w": torch.arange(6, dtype=torch.float32).view(2, 3).T}.items()).blocks()
-    assert block.data.view("<f4").tolist() == [0, 3, 1, 4, 2, 5]
+    (message,) = Snapshot({"w": torch.arange(6, dtype=torch.float32).view(2, 3).T}.items()).blocks()
+    assert message.blocks[0].data.view("<f4").tolist() == [0, 3, 1, 4, 2, 5]
+
+
+def test_small_tensors_travel_together_and_large_ones_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(publisher_module, "MOST_TOGETHER", 3)
+    sizes = {"a": 4, "b": 4, "c": 40, "d": 4, "e": 4, "f": 0, "g": 4}  # bytes
+    snapshot = Snapshot({name: torch.zeros(size // 4) for name, size in sizes.items()}.items())
+    messages = [[(block.name, block.offset, block.data.nbytes) for block in each.blocks] for each in snapshot.blocks()]
+    assert messages == [
+        [("a", 0, 4), ("b", 0, 4), ("c", 0, 16)],
+        [("c", 16, 16)],
+        [("c", 32, 8), ("d", 0, 4), ("e", 0, 4)],
+        [("f", 0, 0), ("g", 0, 4)],
+    ]
 
 
 def test_only_the_newest_versions_are_kept() -> None:
@@ -93,9 +107,10 @@ class ScriptedPublisher(Actor):
         self.blocks = blocks
 
     @handler
-    async def fetch(self, message: Fetch) -> AsyncIterator[Block]:
-        for block in self.blocks:
-            yield block
+    async def fetch(self, message: Fetch) -> AsyncIterator[Blocks]:
+        for block in self.blocks[:1]:  # one by itself, the others together
+            yield Blocks([block])
+        yield Blocks(self.blocks[1:])
 
 
 def block(name: str, offset: int, size: int) -> Block:
