@@ -128,7 +128,6 @@ class _Bench:
         version = self._scheduler.version + 1
         self._scheduler.take()
         self._scheduler.trained(version)
-        self._scheduler.served(version)
         self._versions += 1
         self._follow()
 
