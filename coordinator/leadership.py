@@ -101,6 +101,8 @@ async def newest_reign(store: MetadataStore, run: str) -> Reign | None:
 class Authority(Protocol):
     """Whether this process may decide for its run."""
 
+    epoch: int  # under which it leads: 1 for the first one
+
     def leads(self) -> bool:
         """Whether it is certain, now, that nobody else can lead."""
 
@@ -110,6 +112,8 @@ class Authority(Protocol):
 
 class SoleAuthority(Authority):
     """That of a run which nobody else can lead."""
+
+    epoch = 1
 
     def leads(self) -> bool:
         return True

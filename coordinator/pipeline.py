@@ -350,8 +350,11 @@ class Pipeline:
         return settings.target is not None and record.success >= settings.target
 
     def _evaluation_tickets(self, version: int) -> list[Ticket]:
+        """Of names that no earlier leader has given, whose own may be under way or answered already."""
+        epoch = self._authority.epoch
+        name = f"e{version}" if epoch == 1 else f"e{version}.{epoch}"
         return [
-            Ticket(f"e{version}-{index}", -1, evaluation_task(index), "evaluate", 0.0, self._job.seed + index)
+            Ticket(f"{name}-{index}", -1, evaluation_task(index), "evaluate", 0.0, self._job.seed + index)
             for index in range(self._job.evaluation.episodes)
         ]
 

@@ -159,7 +159,7 @@ async def gather_legacy(node: Node, followers: Followers) -> Legacy:
     return Legacy(trainer, tickets, min((-1 if each is None else each for each in versions), default=-1))
 
 
-def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resumption | None:
+def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy, epoch: int) -> Resumption | None:
     """Bring a fresh scheduler to where the run is. None where the trainer has no weights yet."""
     trainer = legacy.trainer
     if trainer.weights is None:
@@ -170,7 +170,7 @@ def inherit(scheduler: RollingScheduler, found: Found, legacy: Legacy) -> Resump
     if last is not None and last.order.version == found.version:  # done, but not in the journal
         order = last.order
         kept |= {each.ticket: each for each in last.kept}
-    scheduler.inherit(found, kept, running=legacy.tickets | kept.keys())
+    scheduler.inherit(found, kept, running=legacy.tickets | kept.keys(), epoch=epoch)
     taken = None if order is None else scheduler.retake(order.groups)
     for each in trainer.kept:
         if each.ticket not in legacy.tickets:  # a host that has it will say so itself; else the host is gone
@@ -202,7 +202,7 @@ async def take_over(node: Node, led: Led, scheduler: RollingScheduler, found: Fo
     followers = led.followers or Followers([])
     if followers.complete:
         legacy = await gather_legacy(node, followers)
-        return Takeover(followers, legacy, inherit(scheduler, found, legacy))
+        return Takeover(followers, legacy, inherit(scheduler, found, legacy, led.term.epoch))
     if found.next_ticket:
         gone = ", ".join(role for role in ROLES if not followers.of(role))
         raise BusError(f"the run cannot be led on: {gone} went with its leader; go on from a checkpoint")

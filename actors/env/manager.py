@@ -330,7 +330,7 @@ class EnvHost(Actor):
     async def _generate(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> Completion:
         ticket, recorder = episode.ticket, episode.recorder
         request = GenerateRequest(
-            request_id=f"{ticket.id}/{recorder.turns}",
+            request_id=ticket.request(recorder.turns),
             trajectory=ticket.id,
             prompt=recorder.prompt(),
             max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,

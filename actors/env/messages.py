@@ -23,6 +23,11 @@ class Ticket(msgspec.Struct, frozen=True):
     temperature: float  # 0 is greedy
     seed: int  # of this trajectory's sampling
     from_version: int = 0  # no token is sampled under an older one: its first turn waits for it at an engine
+    again: int = 0  # epoch of the leader that started it once more, where the first host is gone
+
+    def request(self, turn: int) -> str:
+        """The id of a turn's request: engines answer each one once, so whoever plays it again needs others."""
+        return f"{self.id}.{self.again}/{turn}" if self.again else f"{self.id}/{turn}"
 
 
 # ---- to an env host -------------------------------------------------------------------------------------------------

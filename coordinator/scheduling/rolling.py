@@ -386,11 +386,11 @@ class RollingScheduler:
 
     # ---- another leader's run ------------------------------------------------------------------------------------
 
-    def inherit(self, found: Found, outcomes: Mapping[str, Outcome], *, running: Collection[str]) -> None:
+    def inherit(self, found: Found, outcomes: Mapping[str, Outcome], *, running: Collection[str], epoch: int) -> None:
         """Go on where another process was that led this run: ``found`` is what its journal tells, ``outcomes`` those of
-        the trajectories that the trainer's store has, ``running`` the tickets that env hosts have. Tickets that nobody
-        runs are started again, from the version that there is now on. To be called on a fresh scheduler, before
-        ``open``."""
+        the trajectories that the trainer's store has, ``running`` the tickets that env hosts have, ``epoch`` this
+        leader's. Tickets that nobody runs are started again, from the version that there is now on. To be called on a
+        fresh scheduler, before ``open``."""
         self.version = found.version
         self._next_group, self._next_ticket = found.next_group, found.next_ticket
         if found.ruled:
@@ -406,7 +406,10 @@ class RollingScheduler:
             live |= {id_: Entry(self._ticket(group, int(id_[1:])), "buffered") for id_ in group.stored}
             self._group_of.update(dict.fromkeys(group.tickets, group.index))
         self.to_start = [
-            live[id_].ticket for each in found.groups.values() for id_ in each.missing if id_ not in running
+            msgspec.structs.replace(live[id_].ticket, again=epoch)
+            for each in found.groups.values()
+            for id_ in each.missing
+            if id_ not in running
         ]
         self.ledger.inherit(found.balance, live)
         for each in found.groups.values():

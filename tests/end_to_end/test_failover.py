@@ -256,6 +256,8 @@ def test_an_evaluation_that_a_dead_leader_was_at_is_done_by_the_next_one(tmp_pat
         assert played.standby.wait(timeout_s=420.0) == 0, played.said()
         check_the_books(played, played.standby, 12)
         assert [record["version"] for record in played.run.evaluations()] == [0, 2, 4, 6, 8, 10, 12]
+        said = "".join(path.read_text() for path in (played.run.path / "logs").glob("env-node*.log"))
+        assert "waited for an engine" not in said  # under a name that had been answered before
 
 
 @pytest.mark.deep

@@ -254,7 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.made = RollingScheduler(self.began_with, Ledger(self.journal))
         found = found_in(self.journal.events)
         assert found.version == version
-        self.made.inherit(found, outcomes, running=set(self.running))
+        self.made.inherit(found, outcomes, running=set(self.running), epoch=2)
         if order:
             retaken = self.made.retake(order)
             assert [outcome.ticket for outcome in retaken.outcomes] == self.taken

@@ -61,7 +61,7 @@ def test_from_any_line_on_nothing_is_lost_and_groups_are_whole_again(seed: int) 
         assert found.balance.holds
         assert found.balance.admitted == len(admitted)
         made = RollingScheduler(life.made.rules, Ledger(journal))
-        made.inherit(found, life.outcomes, running=())
+        made.inherit(found, life.outcomes, running=(), epoch=2)
         assert made.ledger.balance().holds
         assert {event.event for event in journal.events[length:]} <= {"admitted", "evicted"}
         for group in found.groups.values():
@@ -74,14 +74,18 @@ def test_from_any_line_on_nothing_is_lost_and_groups_are_whole_again(seed: int) 
         assert len({made.ledger.entry(id_).ticket.group for id_ in made.ledger.live()}) <= made.rules.capacity
 
 
-def test_a_ticket_that_is_started_again_is_the_one_that_was_admitted() -> None:
+def test_a_ticket_that_is_started_again_is_the_one_that_was_admitted_and_asks_engines_anew() -> None:
+    """Those have answered some of its requests, perhaps, on a host that went with the leader."""
     journal = Written()
     first = RollingScheduler(rules(), Ledger(journal))
     first.open()
     admitted = started(first)
     second = RollingScheduler(rules(), Ledger(journal))
-    second.inherit(found_in(journal.events), {}, running={admitted[0].id})
-    assert started(second) == admitted[1:]
+    second.inherit(found_in(journal.events), {}, running={admitted[0].id}, epoch=2)
+    again = started(second)
+    assert [msgspec.structs.replace(ticket, again=0) for ticket in again] == admitted[1:]
+    assert admitted[1].request(0) == "t1/0"
+    assert [ticket.request(0) for ticket in again][:2] == ["t1.2/0", "t2.2/0"]
 
 
 def test_what_the_store_has_lost_is_evicted_by_name() -> None:
@@ -93,7 +97,7 @@ def test_what_the_store_has_lost_is_evicted_by_name() -> None:
     journal = Written()
     journal.write(events)
     made = RollingScheduler(rules(), Ledger(journal))
-    made.inherit(found_in(events), {}, running={"t1"})
+    made.inherit(found_in(events), {}, running={"t1"}, epoch=2)
     assert made.ledger.balance().evicted == {"store_lost": 2}
     assert made.to_stop == [("t1", "store_lost")]
 
@@ -110,7 +114,7 @@ def test_what_a_person_has_ordered_is_still_in_force() -> None:
     assert found.paused
     second = RollingScheduler(rules(alpha=1), Ledger(journal), Mix(streams))
     running = set(first.ledger.live())
-    second.inherit(found, {}, running=running)
+    second.inherit(found, {}, running=running, epoch=2)
     assert second.rules == rules(alpha=3, redundant=2)
     assert second.mix.shares == {"easy": 0.25, "hard": 0.75}
     assert second.mix.admitted == first.mix.admitted
