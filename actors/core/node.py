@@ -260,9 +260,12 @@ class Node(Exchange, Keeper):
 
     # ---- peers ---------------------------------------------------------------------------------------------------
 
-    def watch(self, peer: NodeAddress, *, silence_s: float, on_lost: Callable[[str], None]) -> None:
-        """Ping a peer and, once it has been silent for ``silence_s``, declare it lost and say so."""
-        self._liveness.watch(peer, silence_s=silence_s, on_lost=on_lost)
+    def watch(
+        self, peer: NodeAddress, *, silence_s: float, on_lost: Callable[[str], None], least_s: float | None = None
+    ) -> None:
+        """Ping a peer and, once it has been silent for ``silence_s``, declare it lost and say so. With ``least_s`` one
+        that has never been silent for long is missed as soon as that."""
+        self._liveness.watch(peer, silence_s=silence_s, on_lost=on_lost, least_s=least_s)
 
     def unwatch(self, name: str) -> None:
         """No longer ping a peer."""
