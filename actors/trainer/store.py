@@ -54,8 +54,10 @@ class TrajectoryStore:
         self._held: dict[str, Trajectory] = {}
         self._bytes: dict[str, int] = {}  # of each one's record
         self._file_bytes = 0
-        if start_from is not None:
-            path.write_bytes(start_from.read_bytes())
+        if start_from is not None:  # another file of that name: a trainer that was cut off may still write into the old
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(start_from.read_bytes())
+            os.replace(fresh, path)
         if path.exists():
             with path.open("rb") as file:
                 self._file_bytes = _records_begin(path, file.read(len(_FILE_HEAD)))
