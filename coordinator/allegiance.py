@@ -3,6 +3,7 @@
     joins -> FOLLOWS --the leader is silent--> ORPHANED --a new one says Follow--> FOLLOWS
                 |                                  |
                 +-- RunOver --> the end            +-- nobody has, within the time --> the end
+                +-- BeginAgain --> joins, with the roles that it is told
 
 Invariant: a node follows the newest leader that it has heard of (an older one's words are refused by the bus), and
 ends by name where there is none.
@@ -14,23 +15,43 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from actors.core import Actor, Ref, handler
 from actors.core.leader import Leader
 from actors.telemetry import SpansTaken
 from bus.message import NodeAddress
-from coordinator.messages import Announce, Follow, Following, Join, RoleFailed, RunOver
+from coordinator.messages import (
+    Announce,
+    BeginAgain,
+    Follow,
+    Following,
+    Join,
+    Obeyed,
+    Role,
+    RoleFailed,
+    RunOver,
+    Take,
+)
 
 log = logging.getLogger(__name__)
+
+ANSWER_LEAVES_S = 0.05
+"""Before a node ends what it does: by then whoever ordered it has been answered."""
 
 NOBODY = Ref(NodeAddress("nobody", "", "", 0), "nobody")
 """Followed by a node that has not joined yet."""
 
 
 class Allegiance(Actor):
-    """See the module docstring. ``end`` is told why the node is to end."""
+    """See the module docstring. ``end`` is told why the node is to end, or to begin again; ``take`` what roles a spare
+    is to have."""
 
-    def __init__(self, end: Callable[[str], None]) -> None:
+    def __init__(
+        self, end: Callable[[str | BeginAgain], None], take: Callable[[list[Role]], None] = lambda roles: None
+    ) -> None:
         self._end = end
+        self._take = take
         self.leader = Leader(NOBODY)
         self._join: Join | None = None
         self._announced: list[Announce] = []
@@ -50,6 +71,11 @@ class Allegiance(Actor):
         self.leader = Leader(leader, patience_s=takeover_s)
         self._watch(leader)
         return self.leader
+
+    def has(self, roles: list[Role]) -> None:
+        """What the node does from now on, for every leader to know."""
+        if self._join is not None:
+            self._join = msgspec.structs.replace(self._join, roles=roles)
 
     def announces(self, announce: Announce) -> None:
         """To be said to every leader."""
@@ -74,6 +100,19 @@ class Allegiance(Actor):
             for failure in self._failures:
                 self.leader.tell(self.node, failure)
         return Following(self._join, list(self._announced))
+
+    @handler(urgent=True)
+    async def begin_again(self, message: BeginAgain) -> Obeyed:
+        asyncio.get_running_loop().call_later(ANSWER_LEAVES_S, self._end, message)
+        return Obeyed()
+
+    @handler(urgent=True)
+    async def take(self, message: Take) -> Obeyed:
+        """Said again, it has no further effect."""
+        if self._join is not None and self._join.roles != message.roles:
+            self.has(message.roles)
+            self._take(message.roles)
+        return Obeyed()
 
     @handler
     async def run_over(self, message: RunOver) -> None:

@@ -26,6 +26,7 @@ from coordinator.desk.desk import Desk
 from coordinator.desk.messages import DESK
 from coordinator.dispatch import Terms
 from coordinator.fate import Fate
+from coordinator.hostbook import HostBook
 from coordinator.launch import ADDRESS_FILE, CONTROL, Launch, policy_directory
 from coordinator.launching.readiness import keep_telling, tell_ready
 from coordinator.leadership import SOLE, Authority
@@ -62,6 +63,7 @@ class Sitting(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # that it begins with
     led: Led | None  # of a run that other processes may lead on
     found: Found | None  # what another process left that led it before
+    hosts: HostBook | None = None  # of a run whose hosts may be replaced
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class Assembly:
         self._sitting = sitting
         self._node = node
         self._told = told
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         ref = Ref(node.address, "coordinator")
         self._starting = asyncio.gather(*(self._start_role(role, ref) for role in sitting.launch.local_roles))
 
@@ -121,7 +123,7 @@ class Assembly:
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""
-        self._coordinator.end()
+        self.coordinator.end()
         self._starting.cancel()
         await asyncio.gather(self._starting, return_exceptions=True)
 
@@ -149,10 +151,10 @@ class Assembly:
     async def _peers(self) -> Peers:
         """Wait for the roles; the env host last, because it needs all others."""
         timeout_s = self._sitting.launch.job.coordinator.start_timeout_s
-        proxy = await self._coordinator.role("proxy", timeout_s)
-        trainer = await self._coordinator.role("trainer", timeout_s)
-        weightsync = await self._coordinator.role("weightsync", timeout_s)
-        await self._coordinator.role("env", timeout_s)
+        proxy = await self.coordinator.role("proxy", timeout_s)
+        trainer = await self.coordinator.role("trainer", timeout_s)
+        weightsync = await self.coordinator.role("weightsync", timeout_s)
+        await self.coordinator.role("env", timeout_s)
         await self._starting
         return Peers(proxy, trainer, weightsync)
 
@@ -162,7 +164,7 @@ class Assembly:
             sitting.launch.job,
             self._node,
             peers,
-            coordinator=self._coordinator,
+            coordinator=self.coordinator,
             scheduler=sitting.scheduler,
             checkpoints=sitting.checkpoints,
             recorder=sitting.recorder,
@@ -184,7 +186,7 @@ def _coordinator(sitting: Sitting, node: Node, told: Told) -> Coordinator:
     def joined(join: Join) -> None:
         if join.node.name != CONTROL:
             other = f" (software {join.software or 'unknown'}, this is {VERSION})" if join.software != VERSION else ""
-            sitting.progress.note(f"{join.node.name} joined: {', '.join(join.roles)}{other}")
+            sitting.progress.note(f"{join.node.name} joined: {', '.join(join.roles) or 'spare'}{other}")
         told.beside(node, told.facts.joined(join))
 
     return Coordinator(
@@ -201,6 +203,8 @@ def _coordinator(sitting: Sitting, node: Node, told: Told) -> Coordinator:
         journal=sitting.directory.ledger,
         left=lambda name: told.beside(node, told.facts.left(name)),
         authority=sitting.authority,
+        hosts=sitting.hosts,
+        least_silence_s=job.coordinator.least_silence_s,
     )
 
 

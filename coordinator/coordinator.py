@@ -21,9 +21,11 @@ from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
 from coordinator.admin import AdminDesk
 from coordinator.dispatch import USUAL, Batch, Dispatcher, Terms
+from coordinator.hostbook import HostBook
+from coordinator.hosts import HostHandlers, Hosts
 from coordinator.job import Job
 from coordinator.leadership import SOLE, Authority
-from coordinator.losses import LossWatch, TooManyLosses
+from coordinator.losses import LossWatch, NodeLost, RoleLost, TooManyLosses
 from coordinator.messages import (
     ROLES,
     Announce,
@@ -35,6 +37,7 @@ from coordinator.messages import (
     GetStatus,
     GetTrajectories,
     Join,
+    Obeyed,
     Pause,
     Pools,
     Role,
@@ -42,6 +45,7 @@ from coordinator.messages import (
     RunOver,
     SetAlpha,
     Status,
+    Take,
     Trajectories,
     Unpause,
     Welcome,
@@ -66,15 +70,7 @@ class Sweep(msgspec.Struct, frozen=True):
     """From the coordinator to itself."""
 
 
-class RoleLost(BusError):
-    """A role can no longer do its work; the message says why."""
-
-    def __init__(self, role: Role, node: str, reason: str) -> None:
-        super().__init__(f"{role} on node {node}: {reason}")
-        self.role = role
-
-
-class Coordinator(TicketHandlers):
+class Coordinator(TicketHandlers, HostHandlers):
     """See the module docstring. ``failed`` ends the run with a named error; ``terms`` are the dispatcher's, ``journal``
     is the ledger's file."""
 
@@ -94,6 +90,8 @@ class Coordinator(TicketHandlers):
         journal: Path | None = None,
         left: Callable[[str], None] = lambda node: None,
         authority: Authority = SOLE,
+        hosts: HostBook | None = None,
+        least_silence_s: float | None = None,
     ) -> None:
         self._left = left
         self._authority = authority
@@ -105,6 +103,10 @@ class Coordinator(TicketHandlers):
         self._desk = desk
         self._warn = warn
         self._silence_s = silence_s
+        self._least_silence_s = least_silence_s
+        self.dismisses = True
+        """Whether the others end with this actor."""
+        self.host_desk = Hosts(self, welcome, hosts or HostBook())
         self._joins: dict[str, Join] = {}
         self._roles: dict[Role, asyncio.Future[Ref]] = {}
         self.dispatcher = Dispatcher(scheduler, terms, lambda: asyncio.get_running_loop().time())
@@ -123,7 +125,7 @@ class Coordinator(TicketHandlers):
         waiting: list[asyncio.Future[Any]] = [*self._roles.values(), *self._evaluations.values()]
         for future in waiting:
             future.cancel()
-        for join in self._joins.values() if self._authority.leads() else ():
+        for join in self._joins.values() if self.dismisses and self._authority.leads() else ():
             if join.node.name != self.node.address.name:
                 self.node.tell(Ref(join.node, MEMBER), RunOver("the run has ended"))
 
@@ -135,28 +137,60 @@ class Coordinator(TicketHandlers):
         before = self._joins.get(name)
         if before is not None and before.node != message.node:
             self._node_restarted(before)
-        self._joins[name] = message
-        self._joined(message)
-        if name != self.node.address.name:
-            self.node.watch(message.node, silence_s=self._silence_s, on_lost=lambda why: self._node_lost(name, why))
-        return self._welcome
+        others = [join for other, join in self._joins.items() if other != name]
+        here = name == self.node.address.name
+        roles = message.roles if here else self.host_desk.roles_for(message, others)
+        taken = msgspec.structs.replace(message, roles=roles)
+        self._joins[name] = taken
+        self._joined(taken)
+        standby = self.host_desk.wants_standby(taken, self._joins.values())
+        if not here:
+            self._watch(taken)
+        return msgspec.structs.replace(self._welcome, roles=roles, standby=standby)
+
+    def _watch(self, join: Join) -> None:
+        name = join.node.name
+
+        def lost(why: str) -> None:
+            if self._joins.get(name) is not None and self._joins[name].node == join.node:
+                self._node_lost(name, why)
+
+        self.node.watch(join.node, silence_s=self._silence_s, least_s=self._least_silence_s, on_lost=lost)
+        if join.pulse:
+            self.node.background(self.host_desk.until_gone(join, lost))
 
     def _node_lost(self, name: str, why: str) -> None:
-        roles = ", ".join(self._joins.pop(name).roles)
+        join = self._joins.pop(name)
         self._left(name)
-        hosts = [ref.node.name for ref in self.dispatcher.hosts.refs()]
-        if name in hosts and set(hosts) != {name}:  # env hosts are interchangeable
+        self.host_desk.fell("lost", join, why)
+        roles = ", ".join(join.roles)
+        if not join.roles:
+            log.error("spare %s is lost: %s", name, why)
+        elif join.roles == ["env"] and self._env_replaced(name):  # env hosts are interchangeable
             log.error("node %s (%s): %s; its trajectories run again elsewhere", name, roles, why)
             self._host_left(name)
-            return
-        self._failed(BusError(f"node {name} ({roles}) is lost: {why}"))
+        else:
+            self._failed(NodeLost(join.roles[0], name, f"node {name} ({roles}) is lost: {why}"))
+
+    def _env_replaced(self, name: str) -> bool:
+        """Whether there are, or will be, other env hosts than a node that is gone."""
+        spare = self.host_desk.spare_for_env(self._joins.values())
+        if spare is not None:
+            self._joins[spare.node.name] = taking = msgspec.structs.replace(spare, roles=["env"])
+            self._joined(taking)
+            self.node.background(self._order(Ref(spare.node, MEMBER), Take(["env"]), Obeyed))
+        return spare is not None or any("env" in join.roles for other, join in self._joins.items() if other != name)
 
     def _node_restarted(self, before: Join) -> None:
         """It joins again before anybody has missed it: what ran there is gone. Only env hosts can be had back."""
         name = before.node.name
+        self.host_desk.fell("lost", before, "it has restarted")
+        if not before.roles:
+            return
         if before.roles != ["env"]:
             roles = ", ".join(before.roles)
-            self._failed(BusError(f"node {name} ({roles}) has restarted: what its roles held is lost"))
+            text = f"node {name} ({roles}) has restarted: what its roles held is lost"
+            self._failed(NodeLost(before.roles[0], name, text))
             return
         log.error("node %s (env) has restarted; its trajectories run again", name)
         self._host_left(name)
@@ -174,6 +208,7 @@ class Coordinator(TicketHandlers):
             self.dispatcher.hosts_changed()
             if self._learner is not None:  # it joins a run that is under way
                 self.node.tell(message.ref, self._learner)
+        self.host_desk.up(message)
         future = self._roles[message.role]
         if not future.done():
             future.set_result(message.ref)
@@ -212,6 +247,9 @@ class Coordinator(TicketHandlers):
 
     @handler
     async def role_failed(self, message: RoleFailed) -> None:
+        join = self._joins.get(message.node)
+        if join is not None:
+            self.host_desk.fell("failed", join, message.reason)
         self._failed(RoleLost(message.role, message.node, message.reason))
 
     # ---- tickets -------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import logging
 from typing import Any, TypeVar
 
 from bus.message import BusError
-from coordinator.coordinator import RoleLost
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.leadership import Authority, Deposed
+from coordinator.losses import RoleLost
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -40,10 +40,15 @@ class Fate:
             self._failure.set_result(error)
 
     @property
+    def lost(self) -> RoleLost | None:
+        """The role that the run failed for."""
+        failure = self._failure.result() if self._failure.done() else None
+        return failure if isinstance(failure, RoleLost) else None
+
+    @property
     def trainer_died(self) -> bool:
         """Whether that is what the run failed for."""
-        failure = self._failure.result() if self._failure.done() else None
-        return isinstance(failure, RoleLost) and failure.role == "trainer"
+        return self.lost is not None and self.lost.role == "trainer"
 
     async def race(self, task: asyncio.Task[T]) -> T:
         """The result of a task, unless a part of the run fails or Ctrl-C arrives first; the task is then left as it

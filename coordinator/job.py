@@ -58,6 +58,7 @@ class CoordinatorSettings(Settings, frozen=True):
     store_timeout_s: float = 10.0
     start_timeout_s: float = 300.0  # how long roles may take to become ready
     silence_s: float = 20.0  # a process or node without a sign of life for this long is dead
+    least_silence_s: float = 8.0  # a node that has always answered in time is dead after this long
     session_s: float = 3.0  # a leader that a ZooKeeper store does not hear for this long leads no longer
     takeover_s: float = 30.0  # how long roles on other nodes wait for another leader, once theirs is lost
     trusted_network: bool = False
@@ -231,6 +232,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "coordinator.store_timeout_s": job.coordinator.store_timeout_s,
         "coordinator.start_timeout_s": job.coordinator.start_timeout_s,
         "coordinator.silence_s": job.coordinator.silence_s,
+        "coordinator.least_silence_s": job.coordinator.least_silence_s,
         "coordinator.session_s": job.coordinator.session_s,
     }
 

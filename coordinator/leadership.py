@@ -173,6 +173,31 @@ class Term(Authority):
             raise Deposed(self.over.result()) from None
         self._reign = reign
 
+    async def raise_epoch(self) -> int:
+        """Lead on under the next epoch, without anybody in between: for a leader that begins again with another node.
+        Raises ``Deposed``, ``StoreError``."""
+        reign = msgspec.structs.replace(self._reign, epoch=self.epoch + 1, address="")
+        path, value = f"{path_of(self._run)}/epoch", msgspec.json.encode(reign)
+        while True:
+            await self.certain()
+            try:
+                entry = await self._store.get(reign.entry)
+                standing = Standing(reign.name) if entry is None else msgspec.json.decode(entry.value, type=Standing)
+                mine = msgspec.json.encode(msgspec.structs.replace(standing, epoch=reign.epoch))
+                await self._store.multi([Write(reign.entry, mine), Write(path, value, expected=self._version)])
+                break
+            except StoreTimeout as error:
+                log.info("epoch %d of %s: %s", reign.epoch, self._run, error)
+                await asyncio.sleep(UNANSWERED_PAUSE_S)
+            except (VersionMismatch, NoEntry):
+                entry = await self._store.get(path)
+                if entry is not None and entry.value == value:  # an earlier attempt, of which no answer came
+                    break
+                self._end("somebody else leads")
+        self._reign, self._version, self.epoch = reign, self._version + 1, reign.epoch
+        log.info("%s leads %s on, under epoch %d", reign.name, self._run, reign.epoch)
+        return reign.epoch
+
     async def resign(self) -> None:
         """Let the next one lead, at once. Idempotent."""
         self.resigned = self.resigned or not self.over.done()

@@ -1,4 +1,4 @@
-"""What is lost while trajectories run, and when that is too much to go on.
+"""What is lost while a run goes on, and when that is too much to go on.
 
 Invariant: a run in which nothing works stops by itself, naming the reason, long before anybody would wait for a batch
 in vain; a run that works pays for a fault of one kind with one warning.
@@ -10,6 +10,7 @@ from collections import deque
 
 from actors.env.messages import Outcome
 from bus.message import BusError
+from coordinator.messages import Role
 
 EXPECTED_LOSSES = ("stale", "straggler", "aborted")
 """What the scheduler itself brings about."""
@@ -17,6 +18,24 @@ EXPECTED_LOSSES = ("stale", "straggler", "aborted")
 WINDOW = 200
 """Trajectories over which the share of losses is taken."""
 MOST = 0.5
+
+
+class RoleLost(BusError):
+    """A role can no longer do its work; the message says why."""
+
+    def __init__(self, role: Role, node: str, reason: str) -> None:
+        super().__init__(f"{role} on node {node}: {reason}")
+        self.role = role
+        self.node = node
+
+
+class NodeLost(RoleLost):
+    """A node is gone, with all its roles; the message says how that was found out."""
+
+    def __init__(self, role: Role, node: str, text: str) -> None:
+        BusError.__init__(self, text)
+        self.role = role
+        self.node = node
 
 
 class TooManyLosses(BusError):

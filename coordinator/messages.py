@@ -20,10 +20,12 @@ class Join(msgspec.Struct, frozen=True):
     """A node wants to take part; answered with ``Welcome`` once the run is prepared."""
 
     node: NodeAddress
-    roles: list[Role]
+    roles: list[Role]  # none: a spare, which takes what it is told to
     pid: int
     affinity: bytes  # the node's affinity map, as JSON
     software: str = ""  # its version; "" of a node from before it was said
+    pulse: str = ""  # where it can be told that the process is gone; see coordinator.pulse
+    standby: int | None = None  # process id of the standby coordinator beside it, 0 for none; None: it cannot have one
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -36,6 +38,8 @@ class Welcome(msgspec.Struct, frozen=True):
     resume: str  # checkpoint directory to start from, or ""
     version: int
     coordinator: Ref | None = None  # this very incarnation
+    roles: list[Role] | None = None  # that it takes; None: all that it asked for
+    standby: bool = False  # whether it shall have a standby coordinator beside it
 
 
 class RunOver(msgspec.Struct, frozen=True):
@@ -71,6 +75,24 @@ class Announced(msgspec.Struct, frozen=True):
     """The coordinator knows it."""
 
 
+class BeginAgain(msgspec.Struct, frozen=True):
+    """From a leader, to every node that follows: the run goes back to a checkpoint. End what there is, and join again
+    at ``leader`` with these roles."""
+
+    leader: Ref
+    roles: list[Role]
+
+
+class Take(msgspec.Struct, frozen=True):
+    """To a spare: have these roles from now on."""
+
+    roles: list[Role]
+
+
+class Obeyed(msgspec.Struct, frozen=True):
+    """An order to a node has arrived."""
+
+
 class Find(msgspec.Struct, frozen=True):
     """Answered with ``Found`` once somebody has announced the role."""
 
@@ -83,7 +105,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class RoleFailed(msgspec.Struct, frozen=True):
-    """A role cannot go on; the run ends with this error."""
+    """A role cannot go on: the run begins again from a checkpoint where it can, else it ends with this error."""
 
     role: Role
     node: str
@@ -133,6 +155,32 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
 class Pools(msgspec.Struct, frozen=True):
     pools: list[PoolFacts]
     warnings: list[str]
+
+
+class GetHosts(msgspec.Struct, frozen=True):
+    """Ask for ``HostList``."""
+
+
+class HostFacts(msgspec.Struct, frozen=True):
+    """One host, by the address at which its nodes listen."""
+
+    host: str
+    state: Literal["in use", "spare", "quarantined"]
+    nodes: list[str]
+    roles: list[Role]
+    standby: bool  # whether a standby coordinator is there
+    failures: int  # that count towards a quarantine
+    barred_s: float  # for how much longer it is left out
+
+
+class HostList(msgspec.Struct, frozen=True):
+    hosts: list[HostFacts]
+
+
+class ReleaseHost(msgspec.Struct, frozen=True):
+    """Let a host in quarantine be given roles again."""
+
+    host: str
 
 
 class GetTrajectories(msgspec.Struct, frozen=True):

@@ -25,11 +25,13 @@ from coordinator.books import Books, rules_of
 from coordinator.checkpoints import Checkpoints
 from coordinator.fate import Fate, failed
 from coordinator.finishing import Finish
+from coordinator.hostbook import HostBook
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.launch import ADDRESS_FILE, Launch, open_node
 from coordinator.launching.readiness import tell_stopping
 from coordinator.leadership import SOLE
-from coordinator.losses import LossWatch
+from coordinator.losses import LossWatch, RoleLost
+from coordinator.messages import Join
 from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
@@ -52,6 +54,7 @@ class Ending(msgspec.Struct, frozen=True):
     outcome: str
     trainer_died: bool = False
     trainer_was_up: bool = False
+    again: bool = False  # the run gathers again: nobody was dismissed, and the store is open
 
 
 Program = Callable[[Pipeline], Coroutine[Any, Any, str]]
@@ -71,9 +74,13 @@ class Run:
         saves: bool = True,
         interruption: Interruption | None = None,
         led: Led | None = None,
+        hosts: HostBook | None = None,
+        again: Callable[[RoleLost, list[Join]], bool] = lambda lost, there: False,
     ) -> None:
         """``saves``: whether what the program leads to is worth a checkpoint; ``led``: of a run that other processes
-        may lead on. Raises ``OSError``."""
+        may lead on; ``again``: whether it can gather again after a loss, with who is there. Raises ``OSError``."""
+        self._again = again
+        self._assembly: Assembly | None = None
         self._program = program
         self._saves = saves
         self._interruption = interruption or Interruption(progress)
@@ -90,6 +97,7 @@ class Run:
             scheduler=_unkept(launch) if self._books is None else self._books.scheduler,
             led=led,
             found=found,
+            hosts=hosts,
         )
 
     async def run(self) -> int:
@@ -103,7 +111,7 @@ class Run:
         node: Node | None = None
         told: Told | None = None
         binder = self._binder()
-        status, outcome = 1, "failed"
+        status, outcome, again = 1, "failed", False
         try:
             node = self._open_node()
             binder.open()
@@ -115,8 +123,9 @@ class Run:
             status, outcome = 130, f"{interruption} before anything was trained"
         except Exception as error:  # the last word on any failure, with its name
             outcome = await sitting.fate.outcome(error)
+            again = self._gathers_again()
         finally:
-            if told is not None and sitting.led is not None:  # before the roles end: there is nothing to lead on then
+            if told is not None and sitting.led is not None and not again:  # before the roles end: nothing to lead then
                 await told.ended(status, sitting.scheduler.version)
             sitting.state.phase = "stopping"
             tell_stopping(f"run {sitting.name} ends: {outcome}")
@@ -124,7 +133,7 @@ class Run:
             if node is not None:
                 await node.close()
             binder.close()
-            if told is not None:  # of a led run once more: a standby that missed it would lead on
+            if told is not None and not again:  # of a led run once more: a standby that missed it would lead on
                 await told.ended(status, sitting.scheduler.version)
                 await told.close()
             balance = sitting.scheduler.ledger.balance()
@@ -132,7 +141,16 @@ class Run:
                 status, outcome = 1, failed(RuntimeError(f"trajectories do not add up: {balance}"))
             self._close_books()
             sitting.recorder.close(outcome)
-        return Ending(status, outcome, status == 1 and sitting.fate.trainer_died, self._trainer_was_up)
+        return Ending(status, outcome, status == 1 and sitting.fate.trainer_died, self._trainer_was_up, again)
+
+    def _gathers_again(self) -> bool:
+        """Whether everybody is to begin again, after a loss: then nobody is dismissed."""
+        lost, assembly = self._sitting.fate.lost, self._assembly
+        if lost is None or assembly is None or self._interruption.asked.done():
+            return False
+        again = self._again(lost, assembly.coordinator.joins)
+        assembly.coordinator.dismisses = not again
+        return again
 
     def say(self, ending: Ending) -> int:
         """The last words; returns the exit status."""
@@ -158,7 +176,7 @@ class Run:
     async def _train(self, node: Node, told: Told) -> tuple[int, str]:
         """Everything between an open store and a closed node."""
         sitting = self._sitting
-        assembly = await Assembly.open(sitting, node, told)
+        assembly = self._assembly = await Assembly.open(sitting, node, told)
         try:
             pipeline = await assembly.pipeline()
             try:
@@ -202,6 +220,7 @@ def _sitting(
     scheduler: RollingScheduler,
     led: Led | None,
     found: Found | None,
+    hosts: HostBook | None,
 ) -> Sitting:
     resume = launch.resume
     version = found.version if found is not None else resume.version if resume is not None else 0
@@ -226,4 +245,5 @@ def _sitting(
         version=version,
         led=led,
         found=found,
+        hosts=hosts,
     )

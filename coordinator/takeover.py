@@ -41,6 +41,8 @@ FOLLOW_S = 3.0
 as good as lost: what it ran runs again elsewhere."""
 ALL_FOLLOW_S = 20.0
 """How long it waits for every role to be there: less than all would end the run, and nodes may be starved."""
+MUSTER_S = 6.0
+"""The same where spares could do what is missing: that costs the steps since a checkpoint, not the run."""
 FOLLOW_RETRIES = 10
 ASK_S = 20.0
 BEGUN_S = 60.0
@@ -54,6 +56,11 @@ class Followers(msgspec.Struct, frozen=True):
 
     def of(self, role: Role) -> list[Ref]:
         return [each.ref for node in self.nodes for each in node.announced if each.role == role]
+
+    @property
+    def spares(self) -> bool:
+        """Whether anybody could take what is missing."""
+        return any(not node.join.roles for node in self.nodes)
 
     @property
     def complete(self) -> bool:
@@ -105,16 +112,19 @@ class Resumption(msgspec.Struct, frozen=True):
     paused: bool  # by a person
 
 
-async def gather_followers(node: Node, facts: Facts, leader: Ref) -> Followers:
-    """Let every node of the run follow. Raises ``StoreError``."""
+async def gather_followers(node: Node, facts: Facts, leader: Ref, *, anew: bool = False) -> Followers:
+    """Let every node of the run follow. ``anew``: it begins again, whoever is there. Raises ``StoreError``."""
     addresses = [address for address in await facts.addresses() if address.name != node.address.name]
     asking = [asyncio.ensure_future(_follows(node, address, leader)) for address in addresses]
-    until, late = node.loop.time() + ALL_FOLLOW_S, node.loop.time() + FOLLOW_S
-    found = Followers([])
+    began, found = node.loop.time(), Followers([])
+
+    def left_s() -> float:
+        most_s = FOLLOW_S if anew or found.complete else MUSTER_S if found.spares else ALL_FOLLOW_S
+        return began + most_s - node.loop.time()
+
     pending: set[asyncio.Future[Following | None]] = set(asking)
-    while pending and node.loop.time() < (late if found.complete else until):
-        limit_s = (late if found.complete else until) - node.loop.time()
-        done, pending = await asyncio.wait(pending, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    while pending and left_s() > 0:
+        done, pending = await asyncio.wait(pending, timeout=left_s(), return_when=asyncio.FIRST_COMPLETED)
         found = Followers([*found.nodes, *(each for task in done if (each := task.result()) is not None)])
     for task in pending:
         task.cancel()

@@ -12,6 +12,7 @@ import asyncio
 import shlex
 import sys
 from pathlib import Path
+from typing import Literal
 
 from bus.security import is_loopback
 from coordinator.commands.usage import examples
@@ -20,6 +21,7 @@ from coordinator.launching.exits import DONE, USAGE
 from coordinator.launching.hosts import Host, HostList, LaunchError, command_of, load_hosts, numeric, over_shell
 from coordinator.messages import Role
 
+SPARE: Literal["spare"] = "spare"
 JOIN_TIMEOUT_S = 300
 """How long roles look for a coordinator that is started at the same time."""
 
@@ -68,15 +70,18 @@ def plan(hosts: HostList, job: str, overrides: list[str], runs: str) -> list[Par
     join = f"tcp://{addresses[hosts.hosts[0].host]}:{hosts.port}"
     lead = [job, *overrides, "--port", str(hosts.port), "--runs", runs]
 
-    def part(host: Host, role: Role) -> Part:
+    def part(host: Host, role: Role | Literal["spare"]) -> Part:
         own = lead if role == "coordinator" else ["--join", join, "--join-timeout", str(JOIN_TIMEOUT_S)]
         words = [*command_of(hosts.start, role), *own, "--host", addresses[host.host], *key, "--stop-on-eof"]
         if role != "coordinator":
-            words += ["--name", f"{role}-{number[host.host]}", "--beside", ",".join(host.roles)]
-        return Part(f"{role}@{host.host}", over_shell(hosts, host, words), leads=role == "coordinator")
+            words += ["--name", f"{role}-{number[host.host]}"]
+            words += ["--beside", ",".join(host.roles)] if host.roles else []
+        return Part(
+            f"{role}@{host.host}", over_shell(hosts, host, words), leads=role == "coordinator", spare=host.spare
+        )
 
     number = {host.host: index for index, host in enumerate(hosts.hosts)}
-    parts = [part(host, role) for host in hosts.hosts for role in host.roles]
+    parts = [part(host, role) for host in hosts.hosts for role in host.roles or (SPARE,)]
     return sorted(parts, key=lambda part: not part.leads)
 
 

@@ -28,6 +28,7 @@ from actors.core.logs import configure_logging
 from coordinator.burial import bury
 from coordinator.commands.train import read_as_written, read_job_directory
 from coordinator.facts import Facts
+from coordinator.gathering import Gathering
 from coordinator.job import Job, convert
 from coordinator.launch import CONTROL, Launch, open_node, policy_directory
 from coordinator.launching.exits import DEPOSED
@@ -40,7 +41,6 @@ from coordinator.observe.rundir import RunDirectory
 from coordinator.observe.trackers import load_ahead
 from coordinator.pulse import pulse
 from coordinator.resources.resolve import resolve
-from coordinator.run import Run
 from coordinator.scheduling.succession import JournalReader
 from coordinator.takeover import Led, gather_followers
 from hwprobe import build_affinity_map, probe
@@ -84,7 +84,7 @@ async def _lead(launch: Launch, directory: RunDirectory, progress: Progress) -> 
         store = await _open(launch.job, directory.path, shards)
         term = await _candidate(launch, store, directory.path.name, place).lead()
         _leave_when_over(term, progress)
-        return await Run(launch, directory, progress, led=Led(store, term, shards=shards)).run()
+        return await Gathering(launch, directory, progress, Led(store, term, shards=shards)).run()
 
 
 def _candidate(launch: Launch, store: MetadataStore, run: str, place: str) -> Candidate:
@@ -141,7 +141,7 @@ async def _stand_and_lead(launch: Launch, reader: RunDirectory, place: str) -> i
     progress.note(f"{len(followers.nodes)} nodes follow")
     with RunDirectory.take_over(reader.path) as directory:
         led = Led(store, term, shards=shards, node=node, followers=followers, journal=journal)
-        return await Run(launch, directory, progress, led=led).run()
+        return await Gathering(launch, directory, progress, led).run()
 
 
 async def _read_along(journal: JournalReader) -> None:

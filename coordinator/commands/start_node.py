@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 
 from bus.security import is_loopback
-from coordinator.commands.launch import JOIN_TIMEOUT_S
+from coordinator.commands.launch import JOIN_TIMEOUT_S, SPARE
 from coordinator.launching.crew import Crew, Part
 from coordinator.launching.exits import USAGE
 from coordinator.launching.hosts import LaunchError, check_roles, command_of, numeric, parse_map
@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--index", type=int, help="this host's number, from 0 (default: $SLURM_NODEID)")
     result.add_argument("--hosts", type=int, help="how many there are (default: $SLURM_JOB_NUM_NODES)")
     result.add_argument("--roles", default="", metavar="MAP", help="such as '0=coordinator,trainer 1=proxy 2-=env,...'")
+    result.add_argument("--spare", action="store_true", help="no roles until a host is lost (beyond --hosts)")
     result.add_argument("--address", help="of this host (default: what $SLURMD_NODENAME or its name resolves to)")
     result.add_argument("--key-file", help="cluster key; needed beyond loopback (make one with bin/keys)")
     result.add_argument("--runs", default="runs", help="where run directories go (default: runs)")
@@ -54,11 +55,13 @@ async def _run(parts: list[Part]) -> int:
 def plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Part]:
     """A process for every role of this host. Raises ``LaunchError``."""
     index = _number(arguments.index, "--index", "SLURM_NODEID", environ)
-    count = _number(arguments.hosts, "--hosts", "SLURM_JOB_NUM_NODES", environ)
-    roles = parse_map(arguments.roles, count)
-    check_roles(roles, "--roles")
-    if not 0 <= index < count:
-        raise LaunchError(f"--index: expected 0 to {count - 1}, found {index}")
+    roles: list[tuple[Role, ...]] = []
+    if not arguments.spare:
+        count = _number(arguments.hosts, "--hosts", "SLURM_JOB_NUM_NODES", environ)
+        roles = parse_map(arguments.roles, count)
+        check_roles(roles, "--roles")
+        if not 0 <= index < count:
+            raise LaunchError(f"--index: expected 0 to {count - 1}, found {index}")
     address = numeric(arguments.address or environ.get("SLURMD_NODENAME") or socket.gethostname())
     if not is_loopback(address) and arguments.key_file is None:
         raise LaunchError(f"--key-file: {address} is beyond loopback, which takes a key (bin/keys make cluster.key)")
@@ -74,6 +77,8 @@ def plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Part
         name = f"{role}-{index}"
         return Part(name, [*command_of(start, role), *join, *own, "--name", name, "--beside", ",".join(roles[index])])
 
+    if arguments.spare:
+        return [Part(f"{SPARE}-{index}", [*command_of(start, SPARE), *join, *own, "--name", f"{SPARE}-{index}"])]
     return [part(role) for role in roles[index]]
 
 

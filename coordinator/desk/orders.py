@@ -22,7 +22,7 @@ from bus.security import ClusterKey
 from coordinator.admin import RunState
 from coordinator.coordinator import Coordinator
 from coordinator.desk.audit import AuditLine, AuditLog, key_of, now
-from coordinator.messages import Changed, Pause, SetAlpha, Unpause
+from coordinator.messages import Changed, Pause, ReleaseHost, SetAlpha, Unpause
 from coordinator.orders import AbortTrajectory, DrainHost, FillHost, SetWeights
 from coordinator.scheduling.rolling import RollingScheduler
 
@@ -84,12 +84,30 @@ class Fill(msgspec.Struct, frozen=True, tag="fill"):
         return f"fill {self.node}"
 
 
+class Release(msgspec.Struct, frozen=True, tag="release"):
+    host: str
+
+    def __str__(self) -> str:
+        return f"release {self.host}"
+
+
 class RebalanceEngines(msgspec.Struct, frozen=True, tag="rebalance"):
     def __str__(self) -> str:
         return "rebalance"
 
 
-Order = PauseJob | ResumeJob | ChangeAlpha | ChangeRedundancy | ChangeWeights | Abort | Drain | Fill | RebalanceEngines
+Order = (
+    PauseJob
+    | ResumeJob
+    | ChangeAlpha
+    | ChangeRedundancy
+    | ChangeWeights
+    | Abort
+    | Drain
+    | Fill
+    | Release
+    | RebalanceEngines
+)
 
 
 class GiveOrder(Message[Changed], frozen=True):
@@ -201,6 +219,9 @@ class Orders:
             case Drain(node) | Fill(node):
                 hosts = {host.node: host for host in self._coordinator.dispatcher.hosts.states()}
                 state = "" if node not in hosts else "draining" if hosts[node].draining else "given tickets"
+            case Release(host):
+                seconds = self._coordinator.host_desk.book.barred().get(host)
+                state = "not left out" if seconds is None else f"left out for {seconds:.0f} s"
         return state
 
     async def _change(self, order: Order) -> Changed:
@@ -222,6 +243,8 @@ class Orders:
                 message = DrainHost(node)
             case Fill(node):
                 message = FillHost(node)
+            case Release(host):
+                message = ReleaseHost(host)
             case RebalanceEngines():
                 return await self._rebalance()
         return await self._node.ask(self._coordinator.ref, message, Changed, timeout_s=CARRY_OUT_S)

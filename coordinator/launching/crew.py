@@ -3,8 +3,10 @@
 Invariant: when ``run`` returns no process that it started on this machine is left, and its status is what the run said:
 the coordinator's where it is one of them, else the first that went wrong. A signal is passed on to the coordinator
 alone, who ends the run with a checkpoint and dismisses the others; only a second one, or the end of ``DRAIN_S``, ends
-them under it. Whoever is started here ends when its standard input does (``--stop-on-eof``): also where a shell such as
-ssh is between, which passes no signals on, and where this process is killed.
+them under it. With a spare the loss of the coordinator's process is not the end: the others go on until whoever leads
+next dismisses them; a signal then goes to the spares, one of which has the coordinator beside it. Whoever is started
+here ends when its standard input does (``--stop-on-eof``): also where a shell such as ssh is between, which passes no
+signals on, and where this process is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from coordinator.launching.exits import DONE, FAILED
+from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
 
 DRAIN_S = 330.0
 """How long roles are kept for a run that is ending elsewhere: longer than a run may finish its step and save."""
@@ -26,6 +28,9 @@ DISMISSED_S = 30.0
 CLOSED_S = 15.0
 """How long it may take once its standard input has ended; then it is killed."""
 
+ORDERLY = (DONE, FAILED, USAGE, NOT_TAKEN, INTERRUPTED)
+"""With which a coordinator ends that has ended its run; else it was killed, cut off, or succeeded."""
+
 READY = " is ready for run "
 """In what a role prints once it has been taken."""
 
@@ -33,10 +38,11 @@ READY = " is ready for run "
 class Part:
     """One process of a crew."""
 
-    def __init__(self, name: str, words: Sequence[str], *, leads: bool = False) -> None:
+    def __init__(self, name: str, words: Sequence[str], *, leads: bool = False, spare: bool = False) -> None:
         self.name = name
         self.words = words
         self.leads = leads
+        self.spare = spare
         self.ready = False
         self.process: asyncio.subprocess.Process | None = None
         self.status: int | None = None
@@ -67,7 +73,11 @@ class Crew:
                 await asyncio.wait(watching)
             else:
                 await self._until(lambda: self._lead is None or self._lead.status is not None)
-                await self._dismiss(watching)
+                if self._led_on():
+                    self._say("the coordinator is gone: the run goes on where there is a standby")
+                    await asyncio.wait(watching)
+                else:
+                    await self._dismiss(watching)
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
@@ -75,9 +85,16 @@ class Crew:
             await asyncio.gather(*watching)
         return self._status()
 
+    def _led_on(self) -> bool:
+        """Whether somebody else may lead now."""
+        lost = self._lead is not None and self._lead.status is not None and self._lead.status not in ORDERLY
+        return lost and any(part.spare for part in self._parts)
+
     def _status(self) -> int:
         if self._failed is not None:  # the run could not begin: why says more than that it was then interrupted
             return self._failed
+        if self._led_on():  # those who were dismissed have heard that the run has ended
+            return DONE if any(part.status == DONE for part in self._parts) else FAILED
         if self._lead is not None and self._lead.status is not None:
             return self._lead.status
         return next((part.status for part in self._parts if part.status), DONE)
@@ -106,6 +123,11 @@ class Crew:
         if self._signals > 1:
             self._say(f"{name} again: ending everything")
             self._insist()
+        elif self._led_on():
+            self._say(f"{name}: the coordinator beside a spare ends the run (again to insist)")
+            for part in self._parts:
+                if part.spare:
+                    self._close(part)
         elif self._lead is not None:
             self._say(f"{name}: the coordinator ends the run (again to insist)")
             self._close(self._lead)

@@ -11,6 +11,7 @@ A list without roles is dealt out by ``deal``; in YAML::
     hosts:
       - {host: gpu-a, address: 10.0.0.1}
       - {host: gpu-b, address: 10.0.0.2}
+      - {host: gpu-c, address: 10.0.0.3, spare: true}     # takes the roles of a host that is lost
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shlex
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import yaml
@@ -48,6 +49,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     host: str  # what the shell is told
     address: str = ""  # under which the other hosts reach it; the same as ``host`` by default
     roles: tuple[Role, ...] = ()
+    spare: bool = False
 
 
 class HostList(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,12 +77,18 @@ def load_hosts(path: Path) -> HostList:
     names = [host.host for host in hosts.hosts]
     if len(set(names)) < len(names):
         raise LaunchError(f"{path}: expected every host once, found {', '.join(sorted(names))}")
-    if not any(host.roles for host in hosts.hosts):
-        dealt = deal(len(hosts.hosts))
-        filled = [msgspec.structs.replace(host, roles=roles) for host, roles in zip(hosts.hosts, dealt, strict=True)]
-        hosts = msgspec.structs.replace(hosts, hosts=tuple(filled))
-    check_roles([host.roles for host in hosts.hosts], str(path))
-    return hosts
+    for host in hosts.hosts:
+        if host.spare and host.roles:
+            raise LaunchError(f"{path}: {host.host}: a spare has no roles until it is wanted")
+    used = [host for host in hosts.hosts if not host.spare]
+    if not used:
+        raise LaunchError(f"{path}: every host is a spare")
+    if not any(host.roles for host in used):
+        dealt = deal(len(used))
+        used = [msgspec.structs.replace(host, roles=roles) for host, roles in zip(used, dealt, strict=True)]
+    check_roles([host.roles for host in used], str(path))
+    spares = [host for host in hosts.hosts if host.spare]
+    return msgspec.structs.replace(hosts, hosts=(*used, *spares))
 
 
 def deal(hosts: int) -> list[tuple[Role, ...]]:
@@ -144,7 +152,7 @@ def numeric(address: str) -> str:
     return str(found[0][4][0])
 
 
-def command_of(start: str, role: Role) -> list[str]:
+def command_of(start: str, role: Role | Literal["spare"]) -> list[str]:
     """The first words of what starts a role, as the list (or ROLLART_START) gives them."""
     return [word.replace("{role}", role) for word in shlex.split(start)]
 

@@ -168,6 +168,11 @@ class JournalReader:
         for event in events:
             self._reading.read(event)
 
+    @property
+    def begun(self) -> bool:
+        """Whether any ticket was admitted, as far as it has been read."""
+        return self._reading.admitted > 0
+
     def found(self) -> Found:
         """What is there now. To be called once. Raises ``OSError``."""
         self.catch_up()

@@ -101,6 +101,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("versions", "the learner's version, and what each engine has proven to serve", looks.versions),
     Command("shards", "the metadata store: calls, failures and latencies of each shard", looks.shards),
     Command("pools", "the devices of each hardware class, over all hosts", looks.pools),
+    Command(
+        "hosts",
+        "the hosts of the run: which are in use, spare or in quarantine, and how often they failed",
+        looks.hosts,
+        more="A host whose roles fail again and again is left out for a while; 'release' lets it back in.",
+    ),
     Command("hardware", "devices, what they are good for, and which process runs where", looks.hardware, (ANY_NODE,)),
     Command(
         "metrics",
@@ -146,6 +152,13 @@ COMMANDS: tuple[Command, ...] = (
         danger="nothing new is started there until 'fill'; where it is the last one, the run stands still",
     ),
     Command("fill", "give a node's env host trajectories again", orders.fill, (Argument("NODE", "host"),)),
+    Command(
+        "release",
+        "let a host in quarantine be given roles again",
+        orders.release,
+        (Argument("HOST", "name"),),
+        danger="it failed several times within ten minutes; the next time it is left out for longer",
+    ),
     Command(
         "rebalance",
         "let engines that hold more than their share of the trajectories let some go",

@@ -28,7 +28,16 @@ from coordinator.desk.messages import (
     Versions,
 )
 from coordinator.launch import ADDRESS_FILE
-from coordinator.messages import GetPools, GetStatus, GetTrajectories, Pools, Status, Trajectories
+from coordinator.messages import (
+    GetHosts,
+    GetPools,
+    GetStatus,
+    GetTrajectories,
+    HostList,
+    Pools,
+    Status,
+    Trajectories,
+)
 from coordinator.observe.lines import read_lines
 from coordinator.observe.records import StepRecord, decode_metric
 from coordinator.orders import GetTrajectory, TrajectoryLife
@@ -91,6 +100,10 @@ def _known(survey: Survey, name: str) -> SeenNode:
 
 async def pools(run: Connection) -> Pools:
     return await run.ask_coordinator(GetPools(), Pools)
+
+
+async def hosts(run: Connection) -> HostList:
+    return await run.ask_coordinator(GetHosts(), HostList)
 
 
 async def engines(run: Connection) -> Engines:

@@ -21,6 +21,7 @@ from coordinator.desk.orders import (
     Order,
     PauseJob,
     RebalanceEngines,
+    Release,
     ResumeJob,
 )
 from coordinator.messages import Changed, GetStatus, Status
@@ -89,6 +90,10 @@ async def drain(run: Connection, node: str) -> Changed:
 
 async def fill(run: Connection, node: str) -> Changed:
     return await give(run, Fill(node))
+
+
+async def release(run: Connection, host: str) -> Changed:
+    return await give(run, Release(host))
 
 
 async def rebalance(run: Connection) -> Changed:

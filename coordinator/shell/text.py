@@ -19,7 +19,7 @@ from coordinator.desk.messages import (
     Survey,
     Versions,
 )
-from coordinator.messages import Changed, Pools, Status, Trajectories
+from coordinator.messages import Changed, HostList, Pools, Status, Trajectories
 from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.orders import TrajectoryLife
 from coordinator.shell.answers import Actors, Helps, Jobs
@@ -98,7 +98,7 @@ def _node(node: SeenNode) -> tuple[object, ...]:
         node.pid or None,
         "-" if process is None else f"{process.cpu_s:.1f} s",
         "-" if process is None else size(process.resident_bytes),
-        ", ".join(node.roles) or "-",
+        ", ".join(node.roles) or ("-" if node.parent else "spare"),
         node.parent or "-",
         sum(actor.queued for actor in actors),
         sum(actor.handled for actor in actors),
@@ -139,6 +139,22 @@ def _pools(answer: Pools) -> str:
     ]
     head = ("class", "suits", "devices", "declared", "on hosts")
     return "\n".join([table(head, rows, nothing="no devices"), *(f"warning: {warning}" for warning in answer.warnings)])
+
+
+@text.register
+def _hosts(answer: HostList) -> str:
+    rows = [
+        (
+            one.host,
+            one.state if one.state != "quarantined" else f"quarantined for {one.barred_s:.0f} s",
+            ", ".join(one.roles) or "-",
+            "yes" if one.standby else "-",
+            one.failures,
+            ", ".join(one.nodes) or "-",
+        )
+        for one in answer.hosts
+    ]
+    return table(("host", "state", "roles", "standby", "failures", "nodes"), rows, nothing="no host has joined")
 
 
 @text.register

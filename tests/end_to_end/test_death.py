@@ -83,7 +83,7 @@ def test_a_killed_role_of_a_run_in_separate_processes_ends_it_by_name(tmp_path: 
         assert lead.wait(timeout_s=START_S) == 1, lead.said()
         last = lead.stderr.strip().splitlines()[-1]
         # Either the watch over the node says so, or whoever waited for it at that moment.
-        assert re.search(rf"^error: control: .*node {role}-node.* is lost: no sign of life for ", last), lead.said()
+        assert re.search(rf"^error: control: .*node {role}-node.* is lost: its process has ended", last), lead.said()
         for name, command in roles.items():
             assert command.wait(timeout_s=START_S) == (-signal.SIGKILL if name == role else 0), command.said()
         for command in (lead, *roles.values()):

@@ -75,6 +75,29 @@ def test_a_killed_coordinator_counts_as_a_shell_counts_it() -> None:
     assert run(sh("c", "kill -9 $$", leads=True))[0] == 128 + signal.SIGKILL
 
 
+def test_with_a_spare_the_loss_of_the_coordinators_process_is_not_the_end() -> None:
+    spare = Part("spare", ["sh", "-c", f"{READY}; sleep 1; echo dismissed"], spare=True)
+    role = sh("env", f"{READY}; sleep 1; echo dismissed too")
+    status, lines = run(sh("c", "sleep 0.2; kill -9 $$", leads=True), role, spare)
+    assert status == 0
+    assert "the coordinator is gone: the run goes on where there is a standby" in lines
+    assert {"env | dismissed too", "spare | dismissed"} <= set(lines)
+
+
+def test_once_another_coordinator_leads_a_signal_goes_to_the_spares() -> None:
+    spare = Part("spare", ["sh", "-c", f"{READY}; {UNTIL_EOF}; echo saving"], spare=True)
+    role = sh("env", f"{READY}; sleep 2; echo dismissed")
+    lead = sh("c", "sleep 0.2; exit 255", leads=True)  # as ssh says it
+    status, lines = run(lead, role, spare, when=lambda line: "the coordinator is gone" in line)
+    assert status == 0
+    assert lines[-2:] == ["spare | saving", "env | dismissed"]
+
+
+def test_with_a_spare_a_run_that_ends_ends_as_ever() -> None:
+    spare = Part("spare", ["sh", "-c", f"{READY}; {UNTIL_EOF}"], spare=True)
+    assert run(sh("c", "sleep 0.2; exit 1", leads=True), spare)[0] == 1
+
+
 def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     status, lines = run(Part("c", [str(tmp_path / "start-nothing")], leads=True))
     assert status == 1

@@ -60,6 +60,8 @@ def test_a_map_that_says_nothing_useful_is_refused(text: str, reason: str) -> No
             "hosts:\n- {host: a, roles: [proxy, env, reward, trainer, weightsync]}\n- {host: b, roles: [coordinator]}",
             "the coordinator belongs on the first host",
         ),
+        ("hosts: [{host: a}, {host: b, spare: true, roles: [env]}]", "b: a spare has no roles until it is wanted"),
+        ("hosts: [{host: a, spare: true}]", "every host is a spare"),
     ],
 )
 def test_a_host_list_that_cannot_work_is_one_line(tmp_path: Path, yaml: str, reason: str) -> None:
@@ -111,6 +113,30 @@ def test_beyond_loopback_a_key_is_asked_for_before_anything_starts(
 ) -> None:
     assert launch.main([str(write(tmp_path, "hosts: [{host: 10.0.0.1}]")), "job.yaml"]) == 2
     assert "error: key_file: 10.0.0.1 is beyond loopback" in capsys.readouterr().err
+
+
+def test_a_spare_is_dealt_no_role_and_comes_last(tmp_path: Path) -> None:
+    hosts = load_hosts(
+        write(tmp_path, "hosts:\n- {host: 127.0.0.1}\n- {host: 127.0.0.9, spare: true}\n- {host: 127.0.0.2}\n")
+    )
+    assert [(host.host, host.roles) for host in hosts.hosts] == [
+        ("127.0.0.1", LEADS),
+        ("127.0.0.2", ("proxy", "env")),
+        ("127.0.0.9", ()),
+    ]
+    last = launch.plan(hosts, "job.yaml", [], "runs")[-1]
+    assert (last.name, last.spare) == ("spare@127.0.0.9", True)
+    assert last.words[-1] == (
+        "exec bin/start-spare --join tcp://127.0.0.1:5600 --join-timeout 300 --host 127.0.0.9 --stop-on-eof"
+        " --name spare-2"
+    )
+
+
+def test_a_node_that_is_started_as_a_spare_has_one_process() -> None:
+    words = ["job.yaml", "--coordinator", "127.0.0.1", "--index", "7", "--address", "127.0.0.8", "--spare"]
+    (part,) = start_node.plan(start_node.parser().parse_args(words), {"ROLLART_START": "s-{role}"})
+    join = ["--join", "tcp://127.0.0.1:5600", "--join-timeout", "300"]
+    assert part.words == ["s-spare", *join, "--host", "127.0.0.8", "--stop-on-eof", "--name", "spare-7"]
 
 
 def test_a_host_finds_its_number_in_what_slurm_says() -> None:

@@ -59,7 +59,7 @@ class World:
     async def start(self, leader: Ref) -> Leader:
         self.role = Node("env-1", transport=self.network.join("env-1"))
         self.nodes.append(self.role)
-        self.allegiance = Allegiance(self.ends.append)
+        self.allegiance = Allegiance(lambda end: self.ends.append(str(end)))
         await self.role.spawn(lambda: self.allegiance, "member")
         join = Join(self.role.address, ["env"], 1, b"")
         return self.allegiance.joined(join, leader, silence_s=SILENCE_S, takeover_s=TAKEOVER_S)
@@ -173,7 +173,7 @@ def test_a_node_that_has_not_joined_follows_nobody() -> None:
         node, _, _, ref = await world.leader(1)
         world.role = Node("env-1", transport=world.network.join("env-1"))
         world.nodes.append(world.role)
-        world.allegiance = Allegiance(world.ends.append)
+        world.allegiance = Allegiance(lambda end: world.ends.append(str(end)))
         await world.role.spawn(lambda: world.allegiance, "member")
         with pytest.raises(Exception, match="node env-1 has not joined yet"):
             await world.follow(node, ref, begun=True)

@@ -42,9 +42,16 @@ class Server:
     what it needs for TLS. ``sync``: what it acknowledges is on the disk."""
 
     def __init__(
-        self, directory: Path, port: int, identity: int = 1, more: Sequence[str] = (), sync: bool = False
+        self,
+        directory: Path,
+        port: int,
+        identity: int = 1,
+        more: Sequence[str] = (),
+        *,
+        sync: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"{host}:{port}"
         self._directory = directory
         self._log = directory / "log"
         self._sync = "yes" if sync else "no"
@@ -56,7 +63,7 @@ class Server:
                 [
                     f"dataDir={directory / 'data'}",
                     f"clientPort={port}",
-                    "clientPortAddress=127.0.0.1",
+                    f"clientPortAddress={host}",
                     "admin.enableServer=false",
                     "tickTime=500",
                     "initLimit=20",
@@ -119,12 +126,12 @@ class Server:
 
 
 @contextmanager
-def running_servers(count: int = 1, *, sync: bool = False) -> Iterator[list[Server]]:
-    """Independent servers, all serving."""
+def running_servers(count: int = 1, *, sync: bool = False, host: str = "127.0.0.1") -> Iterator[list[Server]]:
+    """Independent servers, all serving, at an address of this machine."""
     with _directory() as directory, _killed_at_the_end() as servers:
         for number in range(count):
             for attempt in range(_ATTEMPTS):
-                server = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync)
+                server = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync, host=host)
                 servers.append(server)
                 server.start()
                 if _serves([server], last=attempt == _ATTEMPTS - 1):

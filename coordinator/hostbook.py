@@ -1,0 +1,102 @@
+"""What became of a run's hosts: lost, failed, replaced, quarantined, let back in; one line of ``hosts.jsonl`` each.
+
+    {"time":1796042000.1,"event":"lost","host":"10.0.0.2","node":"proxy-1","roles":["proxy"],"reason":"..."}
+    {"time":1796042000.2,"event":"quarantined","host":"10.0.0.2","seconds":600.0}
+    {"time":1796042003.9,"event":"given","host":"10.0.0.4","node":"spare-3","roles":["proxy"]}
+    {"time":1796042009.4,"event":"up","host":"10.0.0.4","node":"spare-3","roles":["proxy"]}
+    {"time":1796043000.0,"event":"released","host":"10.0.0.2"}
+
+Invariant: the file tells which hosts are in quarantine, so that the next leader leaves out the same. Times are those of
+day: they outlive processes and machines.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from coordinator.messages import Role
+from coordinator.observe.lines import LineWriter, each_line
+from coordinator.quarantine import Quarantine
+
+log = logging.getLogger(__name__)
+
+FILE = "hosts.jsonl"
+
+
+class HostEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """See the module docstring. ``lost``: the node is gone; ``failed``: its role cannot go on."""
+
+    time: float
+    event: Literal["lost", "failed", "quarantined", "given", "up", "released"]
+    host: str
+    node: str = ""
+    roles: list[Role] = []
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class HostBook:
+    """See the module docstring."""
+
+    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Goes on from what the file holds. Raises ``OSError``."""
+        self._clock = clock
+        self._quarantine = Quarantine()
+        self._writer: LineWriter | None = None
+        if path is not None:
+            for event in each_line(path, msgspec.json.Decoder(HostEvent).decode, lambda: None):
+                if event.event in ("lost", "failed"):
+                    self._quarantine.failed(event.host, event.time)
+                elif event.event == "released":
+                    self._quarantine.release(event.host, event.time)
+            self._writer = LineWriter(path)
+
+    def fell(self, event: Literal["lost", "failed"], host: str, node: str, roles: Iterable[Role], reason: str) -> None:
+        """A node was lost or one of its roles failed."""
+        now = self._clock()
+        already = host in self._quarantine.barred(now)
+        seconds = self._quarantine.failed(host, now)
+        self._write(HostEvent(now, event, host, node, list(roles), reason))
+        if seconds and not already:
+            log.error("host %s fails again and again: it is left out for %.0f s", host, seconds)
+            self._write(HostEvent(now, "quarantined", host, seconds=seconds))
+
+    def given(self, host: str, node: str, roles: Iterable[Role]) -> None:
+        """A spare is to have these roles."""
+        self._write(HostEvent(self._clock(), "given", host, node, list(roles)))
+
+    def up(self, host: str, node: str, role: Role) -> None:
+        self._write(HostEvent(self._clock(), "up", host, node, [role]))
+
+    def release(self, host: str) -> bool:
+        """Let a host back in; whether it was left out."""
+        now = self._clock()
+        released = self._quarantine.release(host, now)
+        if released:
+            self._write(HostEvent(now, "released", host))
+        return released
+
+    def barred(self) -> dict[str, float]:
+        """Hosts that are left out, and for how many seconds more."""
+        return self._quarantine.barred(self._clock())
+
+    def failures(self, host: str) -> int:
+        return self._quarantine.failures(host, self._clock())
+
+    def _write(self, event: HostEvent) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(event)
+        except OSError as error:  # a full disk: the ledger says so, and ends the run
+            log.warning("%s", error)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
