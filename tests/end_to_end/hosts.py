@@ -78,7 +78,9 @@ class Cluster:
         """Lose a host for good, ``kill`` or ``cut``; returns how long it took until each of its roles was up again, and
         until a step was made."""
         host, before, began = self.hosts[number], len(self.events()), time.time()
-        roles = {event["roles"][0] for event in self.events() if event["event"] == "up" and _at(event, host)}
+        ups = [event for event in self.events() if event["event"] == "up"]
+        elsewhere = {event["roles"][0] for event in ups if not _at(event, host)}
+        roles = {event["roles"][0] for event in ups if _at(event, host)} - elsewhere
         host.kill() if how == "kill" else host.cut()
 
         def up() -> dict[str, float]:

@@ -162,3 +162,47 @@ def test_whoever_waits_for_certainty_learns_that_the_term_is_over() -> None:
             await newest_reign(store, RUN)
 
     simulated(scenario)
+
+
+def test_a_leader_raises_its_epoch_without_anybody_leading_in_between() -> None:
+    async def scenario(server: SimulatedServer) -> None:
+        first, second = Standby(server, "first"), Standby(server, "second")
+        await asyncio.sleep(1.0)
+        leader = first if first.leads else second
+        assert leader.term is not None
+        assert leader.store is not None
+        assert await leader.term.raise_epoch() == 2
+        assert leader.leads
+        reign = await newest_reign(leader.store, RUN)
+        assert reign is not None
+        assert (reign.epoch, reign.name, reign.address) == (2, leader.name, "")
+        await leader.term.listens_at("tcp://somewhere")
+        assert await leader.term.raise_epoch() == 3
+        await leader.end()
+        other = second if leader is first else first
+        await until(lambda: other.leads)
+        assert other.epochs == [4]
+        await other.end()
+
+    simulated(scenario)
+
+
+def test_a_leader_that_was_succeeded_raises_no_epoch() -> None:
+    async def scenario(server: SimulatedServer) -> None:
+        first = Standby(server, "first")
+        await asyncio.sleep(1.0)
+        second = Standby(server, "second")
+        await asyncio.sleep(1.0)
+        assert first.store is not None
+        assert first.term is not None
+        term = first.term
+        first.store.cut()
+        await until(lambda: second.leads)
+        first.store.mend()
+        with pytest.raises((Deposed, StoreError)):
+            await term.raise_epoch()
+        assert second.epochs == [2]
+        await first.end()
+        await second.end()
+
+    simulated(scenario)

@@ -1,0 +1,135 @@
+"""Spares and who holds which role, at the real coordinator, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from actors.core import Node, Ref
+from bus.virtual_time import run
+from coordinator.allegiance import Allegiance
+from coordinator.messages import (
+    BeginAgain,
+    Changed,
+    GetHosts,
+    HostList,
+    Join,
+    Obeyed,
+    ReleaseHost,
+    Role,
+    RoleFailed,
+    Take,
+    Welcome,
+)
+from hwprobe import AffinityMap, encode
+from tests.scheduling.cluster import Cluster, cluster
+from tests.scheduling.support import rules
+
+HARDWARE = encode(AffinityMap(hosts=(), devices=(), pools=(), reference_ridge=0.0))
+
+
+class Joined:
+    """A node of the run and what it was told."""
+
+    def __init__(self, made: Cluster, name: str) -> None:
+        self.transport = made.network.join(name)
+        self.node = Node(name, transport=self.transport)
+        self.orders: list[object] = []
+        self.taken: list[Sequence[Role]] = []
+        self.allegiance = Allegiance(self.orders.append, self.taken.append)
+
+    async def join(self, made: Cluster, roles: list[Role], standby: int | None = None) -> Welcome:
+        await self.node.spawn(lambda: self.allegiance, "member", restarts=0)
+        join = Join(self.node.address, roles, 1, HARDWARE, standby=standby)
+        welcome = await made.node.ask(made.ref, join, Welcome, timeout_s=5.0)
+        self.allegiance.joined(join, made.ref, silence_s=20.0, takeover_s=30.0)
+        return welcome
+
+    async def close(self) -> None:
+        await self.node.close()
+
+
+async def state_of(made: Cluster) -> dict[str, str]:
+    """Host -> its state."""
+    answer = await made.admin.ask(made.ref, GetHosts(), HostList, timeout_s=5.0)
+    return {one.host: one.state for one in answer.hosts}
+
+
+def test_a_spare_plays_in_place_of_an_env_host_that_is_lost_while_the_run_goes_on() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            await made.add_host("env-1", 2)
+            spare = Joined(made, "spare")
+            assert (await spare.join(made, [])).roles == []
+            made.begin()
+            await asyncio.sleep(1.0)
+            await made.kill_host("env-1")
+            await asyncio.sleep(30.0)
+            assert spare.taken == [["env"]]
+            assert made.failures == []
+            assert made.scheduler.ledger.balance().lost == {"env_host_lost": 2}
+            assert made.scheduler.ledger.balance().in_flight == 2  # they wait for it
+            await spare.close()
+
+    run(scenario())
+
+
+def test_without_a_spare_the_last_env_host_is_missed_by_name() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            await made.add_host("env-1", 2)
+            await made.kill_host("env-1")
+            await asyncio.sleep(30.0)
+            (failure,) = made.failures
+            assert str(failure) == "node env-1 (env) is lost: no sign of life for 20.0 s"
+
+    run(scenario())
+
+
+def test_a_role_has_one_holder_and_whoever_asks_for_it_then_is_a_spare() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            first, second = Joined(made, "proxy-1"), Joined(made, "proxy-2")
+            assert (await first.join(made, ["proxy"])).roles == ["proxy"]
+            assert (await second.join(made, ["proxy", "env"])).roles == ["env"]
+            await first.close()
+            await second.close()
+
+    run(scenario())
+
+
+def test_a_host_whose_role_fails_three_times_is_left_out_until_a_person_lets_it_back() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            flaky = Joined(made, "proxy-1")
+            await flaky.join(made, ["proxy"])
+            (host,) = [host for host in await state_of(made) if host != ""] or [""]
+            for _ in range(3):
+                flaky.node.tell(made.ref, RoleFailed("proxy", "proxy-1", "no engine is left"))
+            await asyncio.sleep(1.0)
+            assert (await state_of(made))[host] == "quarantined"
+            again = Join(flaky.node.address, ["proxy"], 1, HARDWARE)
+            assert (await made.node.ask(made.ref, again, Welcome, timeout_s=5.0)).roles == []
+            changed = await made.admin.ask(made.ref, ReleaseHost(host), Changed, timeout_s=5.0)
+            assert changed.message == f"{host} may be given roles again"
+            assert (await made.node.ask(made.ref, again, Welcome, timeout_s=5.0)).roles == ["proxy"]
+            await flaky.close()
+
+    run(scenario())
+
+
+def test_a_node_that_is_told_to_begin_again_does_and_takes_what_it_is_told_once() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            spare = Joined(made, "spare")
+            await spare.join(made, [])
+            for _ in range(2):
+                await made.node.ask(spare.allegiance.ref, Take(["env"]), Obeyed, timeout_s=5.0)
+            assert spare.taken == [["env"]]
+            order = BeginAgain(Ref(made.node.address, "coordinator"), ["trainer"])
+            await made.node.ask(spare.allegiance.ref, order, Obeyed, timeout_s=5.0)
+            await asyncio.sleep(1.0)
+            assert spare.orders == [order]
+            await spare.close()
+
+    run(scenario())
