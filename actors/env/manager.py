@@ -68,6 +68,8 @@ REPORT_TIMEOUT_S = 60.0
 REPORT_RETRIES = 10
 LEFT_WITHIN_S = 0.02
 """How long the news that places are free waits for more of its kind."""
+BEGINS_WITHIN_S = 10.0
+"""How long whoever would follow the next trajectory waits for one to begin."""
 HANGING_SHARE = 0.5
 """A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
@@ -183,7 +185,7 @@ class EnvHost(Actor):
 
     @handler
     async def follow(self, message: FollowTrajectory) -> AsyncIterator[Followed]:
-        """Raises ``ValueError`` for a trajectory that does not run here."""
+        """Raises ``ValueError`` for a trajectory that does not run here, or where none begins in time."""
         episode = self._episodes.get(message.ticket) if message.ticket else await self._youngest()
         if episode is None:
             raise ValueError(f"trajectory {message.ticket} does not run here any more, or not yet")
@@ -193,9 +195,16 @@ class EnvHost(Actor):
 
     async def _youngest(self) -> Episode:
         """The one that began last, if need be once one begins."""
-        while not self._episodes:
-            self._began.clear()
-            await self._began.wait()
+        try:
+            async with asyncio.timeout(BEGINS_WITHIN_S):
+                while not self._episodes:
+                    self._began.clear()
+                    await self._began.wait()
+        except TimeoutError:
+            raise ValueError(
+                f"no trajectory has begun on {self.node.address.name} within {BEGINS_WITHIN_S:g} s: the run is paused, "
+                "trains or evaluates elsewhere, or has ended; try again, or name one"
+            ) from None
         episodes = list(self._episodes.values())
         return next((episode for episode in reversed(episodes) if episode.state != "place"), episodes[-1])
 

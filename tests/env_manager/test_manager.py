@@ -89,6 +89,17 @@ def test_without_a_ticket_the_next_trajectory_that_begins_is_followed() -> None:
     run(test())
 
 
+def test_who_would_follow_the_next_trajectory_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "BEGINS_WITHIN_S", 0.05)
+
+    async def test() -> None:
+        async with world() as made:
+            with pytest.raises(ValueError, match=r"no trajectory has begun on \S+ within 0.05 s: the run is paused"):
+                await followed(made, "")
+
+    run(test())
+
+
 def test_a_trajectory_that_does_not_run_cannot_be_followed() -> None:
     async def test() -> None:
         async with world() as made:
