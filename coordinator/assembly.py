@@ -94,6 +94,8 @@ class Assembly:
         led, found = sitting.led, sitting.found
         takeover = None if led is None or found is None else await take_over(node, led, sitting.scheduler, found)
         coordinator = _coordinator(sitting, node, told)
+        if found is not None and found.places is not None:
+            coordinator.dispatcher.bind(found.places)
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         await node.spawn(lambda: _desk(sitting, coordinator), DESK)
         _write_address(sitting, ref)

@@ -33,6 +33,7 @@ from coordinator.orders import (
     SetWeights,
     TrajectoryLife,
 )
+from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Entry
 from coordinator.scheduling.lives import Life, life_in
 from coordinator.scheduling.rolling import RollingScheduler
@@ -252,6 +253,8 @@ class TicketDesk:
         """Raises ``ValueError``."""
         if bound < 0:
             raise ValueError(f"bound: expected 0 or more places, found {bound}")
+        if bound != self._dispatcher.hosts.bound:
+            self._scheduler.ledger.ruled(Event("ruled", [], places=bound))
         self._dispatcher.bind(bound)
         self._hands.flush()
         return self._dispatcher.places()

@@ -12,7 +12,8 @@ trainings that a later ``resumed`` line took back (those that made versions beyo
     {"event":"resumed","tickets":["t7",...],"version":4,"group":9}
                               went back to version 4; these are buffered again; the next new group is the ninth
     {"event":"ruled","tickets":[],"alpha":2,"redundant_groups":0}
-                              a person's order, until the sitting ends; likewise weights of task streams, and a pause
+                              a person's order, until the sitting ends; likewise weights of task streams, a pause,
+                              and how many places the run may use beside others
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     redundant_groups: int = -1
     weights: dict[str, float] = {}
     paused: bool | None = None
+    places: int = -1
 
 
 class Journal(Protocol):

@@ -42,6 +42,7 @@ class Found(msgspec.Struct):
     ruled: tuple[int, int] | None = None  # alpha and redundant groups, as a person has ordered; likewise:
     weights: dict[str, float] = {}
     paused: bool = False
+    places: int | None = None  # that it may use
 
     @property
     def balance(self) -> Balance:
@@ -60,6 +61,7 @@ class _Reading:
         self.admitted = 0
         self.ruled: tuple[int, int] | None = None
         self.paused = False
+        self.places: int | None = None
         self.weights: dict[str, float] = {}
         self.groups: dict[int, FoundGroup] = {}
         self._group_of: dict[str, int] = {}
@@ -87,6 +89,7 @@ class _Reading:
             self.ruled = event.alpha, event.redundant_groups
         self.weights |= event.weights
         self.paused = self.paused if event.paused is None else event.paused
+        self.places = self.places if event.places < 0 else event.places
 
     def _admit(self, event: Event) -> None:
         index = event.group
@@ -100,7 +103,8 @@ class _Reading:
 
     def _resume(self, event: Event) -> None:
         self.version, self.next_group = event.version, event.group
-        self.ruled, self.weights, self.paused = None, {}, False  # another sitting, which goes by its job
+        # Another sitting, which goes by its job.
+        self.ruled, self.weights, self.paused, self.places = None, {}, False, None
         self.groups.clear()
         for ticket in event.tickets:
             self._ended.pop(ticket, None)
@@ -143,6 +147,7 @@ class _Reading:
             ruled=self.ruled,
             weights=self.weights,
             paused=self.paused,
+            places=self.places,
         )
 
 

@@ -21,9 +21,10 @@ from coordinator.orders import Explain, Explained, Places
 from coordinator.scheduling.jobs import Quota
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.rolling import RollingScheduler
+from coordinator.scheduling.succession import found_in
 from coordinator.sharing import LEASE_S, Sharing
 from tests.scheduling.cluster import Cluster, cluster
-from tests.scheduling.support import rules
+from tests.scheduling.support import Written, rules
 
 PLACES = 8
 
@@ -66,6 +67,8 @@ def test_two_runs_have_half_of_the_places_each_and_together_never_more() -> None
             await shared(made, sharing, 60)
             assert await sharing.round() == {"run-0": 4, "run-1": 4}
             assert [playing(each) for each in made] == [4, 4]
+            journals = [each.journal.events for each in made if isinstance(each.journal, Written)]
+            assert [found_in(events).places for events in journals] == [4, 4]  # what another leader keeps to
 
     run(scenario())
 

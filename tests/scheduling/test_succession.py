@@ -110,8 +110,10 @@ def test_what_a_person_has_ordered_is_still_in_force() -> None:
     first.set_rules(rules(alpha=3, redundant=2))
     first.set_weights({"hard": 9.0})
     first.set_paused(True)
+    first.ledger.ruled(Event("ruled", [], places=6))
     found = found_in(journal.events)
     assert found.paused
+    assert found.places == 6
     second = RollingScheduler(rules(alpha=1), Ledger(journal), Mix(streams))
     running = set(first.ledger.live())
     second.inherit(found, {}, running=running, epoch=2)
