@@ -105,6 +105,7 @@ class Assembly:
             await takeover.call_together(node, ref, coordinator.adopt)
         node.background(report_spans(node, ref, sitting.spans))
         node.background(keep_telling())
+        told.beside(node, told.facts.tell_again())
         await told.facts.status("starting", sitting.version)
         await _join_locally(sitting, node, ref, told)
         return cls(sitting, node, told, coordinator, takeover)

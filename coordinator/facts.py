@@ -13,15 +13,19 @@ the store's own deadline.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
+from contextlib import aclosing, suppress
 
 import msgspec
 
 from actors.formats import RUN_FACTS, FormatRefused
 from bus.message import NodeAddress
 from coordinator.messages import Join
+from coordinator.metadata.abandoning import LOST_PATH
 from coordinator.metadata.protocol import Create, Delete, EntryExists, MetadataStore, NoEntry
 from coordinator.resources.resolve import Placement
+
+log = logging.getLogger(__name__)
 
 
 class FactsUnreadable(RuntimeError):
@@ -58,6 +62,7 @@ class Facts:
         self._store = store
         self._run = run
         self._order = asyncio.Lock()  # what is said last stays
+        self._told: dict[str, bytes] = {}  # what stays: path and value
 
     async def status(self, state: str, version: int) -> None:
         await self._put(f"/jobs/{self._run}/status", RunStatus(state, version, RUN_FACTS.current))
@@ -75,6 +80,7 @@ class Facts:
         """A node takes part no longer."""
         for path in (f"/members/{self._run}.{node}", f"/jobs/{self._run}/nodes/{node}/address"):
             async with self._order:
+                self._told.pop(path, None)
                 with suppress(NoEntry):
                     await self._store.delete(path)
 
@@ -103,8 +109,19 @@ class Facts:
 
     async def _put_bytes(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         async with self._order:
+            if not ephemeral:
+                self._told[path] = value
             while not await self._put_once(path, value, ephemeral):
                 pass  # somebody made or deleted it meanwhile
+
+    async def tell_again(self) -> None:
+        """Until the store is closed: whenever a part of it was lost for good, tell what this process has told."""
+        async with aclosing(self._store.watch(LOST_PATH)) as changes:
+            async for change in changes:
+                log.warning("%s: a part of the metadata store was lost; it is told again what was there", change.path)
+                for path in list(self._told):
+                    if (value := self._told.get(path)) is not None:
+                        await self._put_bytes(path, value)
 
     async def _put_once(self, path: str, value: bytes, ephemeral: bool) -> bool:
         with suppress(EntryExists):

@@ -3,6 +3,7 @@
 admin shards show --store zk://h1:2181                  what each holds, and how fast it answers
 admin shards add h4:2181,h5:2181 --store zk://h1:2181   put an ensemble into the ring; its share moves there
 admin shards remove 2 --store zk://h1:2181              move what shard 2 holds to the others, and take it out
+admin shards remove 2 --dead --store zk://h1:2181       take it out although it is lost for good, with what it held
 admin shards resume --store zk://h1:2181                finish a change that was interrupted
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from coordinator.metadata import open_sharded
+from coordinator.metadata.abandoning import Abandoned, abandon
 from coordinator.metadata.copying import keys_on
 from coordinator.metadata.credentials import CredentialsError, read_credentials
 from coordinator.metadata.moving import Moved, Mover
@@ -58,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--credentials", type=Path, metavar="FILE", help="as in coordinator.store_credentials")
     result.add_argument("--timeout", type=float, default=10.0, metavar="S", help="for each call (default: 10)")
     result.add_argument("--json", action="store_true", help="print one JSON object")
+    result.add_argument("--dead", action="store_true", help="remove: the ensemble does not answer and never will")
     result.add_argument("--yes", action="store_true", help="do not ask before a change")
     return result
 
@@ -66,6 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     if (arguments.verb in ("add", "remove")) != bool(arguments.what):
         parser().error(f"{arguments.verb}: expected {'one ensemble' if not arguments.what else 'nothing more'}")
+    if arguments.dead and arguments.verb != "remove":
+        parser().error(f"{arguments.verb}: --dead goes with remove")
     if arguments.verb != "show" and not arguments.yes and not _confirmed(arguments):
         return 2
     try:
@@ -80,16 +85,24 @@ def main(argv: list[str] | None = None) -> int:
 def _confirmed(arguments: argparse.Namespace) -> bool:
     what = f"{arguments.verb} {arguments.what}".strip()
     if not sys.stdin.isatty():
-        print(f"error: {what} moves entries under running jobs; say --yes to do it unasked", file=sys.stderr)
+        does = "gives up what that ensemble holds" if arguments.dead else "moves entries under running jobs"
+        print(f"error: {what} {does}; say --yes to do it unasked", file=sys.stderr)
         return False
-    print(f"{what}: entries move under running jobs, which each wait for theirs for a moment.")
+    if arguments.dead:
+        print(f"{what} --dead: what shard {arguments.what} holds is lost for good, also if its disks are still there.")
+    else:
+        print(f"{what}: entries move under running jobs, which each wait for theirs for a moment.")
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 
 
 async def _carry_out(arguments: argparse.Namespace) -> str:
     credentials = None if arguments.credentials is None else read_credentials(arguments.credentials)
-    store = await open_sharded(arguments.store, timeout_s=arguments.timeout, credentials=credentials)
+    without = (arguments.what,) if arguments.dead else ()
+    store = await open_sharded(arguments.store, timeout_s=arguments.timeout, credentials=credentials, without=without)
     try:
+        if arguments.dead:
+            abandoned = await abandon(store.ring, arguments.what)
+            return msgspec.json.encode(abandoned).decode() if arguments.json else gone(abandoned)
         if arguments.verb == "show":
             shards = await look(store)
             return msgspec.json.encode(shards).decode() if arguments.json else described(shards)
@@ -139,6 +152,17 @@ def told(moved: Moved) -> str:
         f"{moved.prefixes} of {moved.of} placement prefixes moved ({moved.versus_bound:.2f} of the bound, 1.2/"
         f"{moved.shards}); the ring has epoch {moved.epoch}"
     )
+
+
+def gone(abandoned: Abandoned) -> str:
+    lines = [
+        f"shard {abandoned.shard} ({abandoned.hosts}) is out of the ring, which has epoch {abandoned.epoch}; "
+        f"{abandoned.lost} placement prefixes went with it, but for what clients that live tell again:",
+        *(f"  {prefix}" for prefix in abandoned.prefixes),
+    ]
+    if abandoned.unfinished:
+        lines.append("another change of the ring waits: bin/admin shards resume")
+    return "\n".join(lines)
 
 
 def _ids(shards: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from coordinator.metadata import measured
@@ -57,9 +58,10 @@ async def open_sharded(
     session_timeout_s: float = SESSION_TIMEOUT_S,
     measure: list[measured.Shard] | None = None,
     credentials: Credentials | None = None,
+    without: Collection[str] = (),
 ) -> ShardedStore:
-    """Open the ensembles that ``spec`` names, or whose home it names; one alone is a ring of one, and can grow. Raises
-    as ``open_store`` does, ``ValueError`` for the embedded store too."""
+    """Open the ensembles that ``spec`` names, or whose home it names; one alone is a ring of one, and can grow.
+    ``without``: see ``ShardedStore.open``. Raises as ``open_store`` does, ``ValueError`` for the embedded store too."""
     ensembles = parse_spec(spec)
     if not ensembles:
         raise ValueError(f"metadata store {spec!r}: one file on one machine, which has no shards; expected zk://...")
@@ -77,7 +79,9 @@ async def open_sharded(
 
     home = await connect(ensembles[0])
     try:
-        return await ShardedStore.open(ensembles, home=home, connect=connect, name=spec, timeout_s=timeout_s)
+        return await ShardedStore.open(
+            ensembles, home=home, connect=connect, name=spec, timeout_s=timeout_s, without=without
+        )
     except BaseException:
         await home.close()
         raise

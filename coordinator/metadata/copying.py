@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.metadata import checks
 from coordinator.metadata.protocol import Check, Delete, HasChildren, NoEntry, StoreError
-from coordinator.metadata.ringstate import RingState, moves, slot_of
+from coordinator.metadata.ringindex import PrefixIndex
+from coordinator.metadata.ringstate import HOME, RingState, moves, slot_of
 from coordinator.metadata.shard import Raw, Shard
 
 AT_ONCE = 64
@@ -58,6 +59,7 @@ class Copier:
         self._stores = stores
         self._guards = guards
         self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._index = PrefixIndex(stores[HOME])
 
     async def copy(self, owners_s: float) -> int:
         """How many prefixes. Raises ``StoreError`` naming the entries whose owners do not come within ``owners_s``."""
@@ -84,6 +86,17 @@ class Copier:
             keys = await keys_on(self._stores[shard])
             for some in ([key for key in keys if "/" in key], [key for key in keys if "/" not in key]):
                 await asyncio.gather(*(self._delete(key, shard) for key in some))
+
+    async def clear_keys(self, keys: Sequence[str]) -> None:
+        """What is anywhere of these prefixes."""
+        wanted = set(keys)
+        strays = [
+            (key, member.id)
+            for member in self.state.members
+            for key in await keys_on(self._stores[member.id])
+            if key in wanted
+        ]
+        await asyncio.gather(*(self._delete(key, shard) for key, shard in strays))
 
     def _in_segment(self, key: str) -> tuple[str, str] | None:
         move = moves(self.state, key)
@@ -112,6 +125,8 @@ class Copier:
     async def _copy(self, key: str, here: str, there: str, owners_s: float) -> bool:
         """False where nothing is at the prefix but, maybe, the parents of others."""
         async with self._at_once:
+            if there != HOME:
+                await self._index.note(key)
             source, target = self._stores[here], self._stores[there]
             found = await asyncio.gather(*(source.inspect(path) for path in await tree(source, key)))
             entries = [raw for raw in found if raw is not None]

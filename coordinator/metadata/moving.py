@@ -35,42 +35,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
 
 from coordinator.metadata.copying import Copier, keys_on
-from coordinator.metadata.protocol import Check, EntryExists, StoreError, StoreTimeout, VersionMismatch
+from coordinator.metadata.protocol import Check, StoreError
 from coordinator.metadata.ringclient import RingClient
 from coordinator.metadata.ringstate import (
     FENCE_PATH,
     HOME,
-    RING_PATH,
     SLOTS,
     Fence,
     Member,
     RingState,
     decode_fence,
-    decode_ring,
     moves,
     slot_of,
     source,
 )
+from coordinator.metadata.ringwriter import RingBusy, RingLock, RingWriter
 
-_Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
 
-LOCK_PATH = "/ring-mover"
 SEGMENT = 16
 """Prefixes that stand still together."""
 OWNERS_S = 60.0
 """How long the owners of ephemeral entries may take, or the servers to end their sessions."""
-ATTEMPTS = 20
-
-
-class RingBusy(StoreError):
-    """Somebody else changes the ring."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -94,13 +85,14 @@ class Mover:
         self, ring: RingClient, *, told: Callable[[str], object] = log.info, owners_s: float = OWNERS_S
     ) -> None:
         self._ring = ring
+        self._writer = RingWriter(ring)
         self._told = told
         self._owners_s = owners_s
 
     async def add(self, hosts: str) -> Moved:
         """Put an ensemble into the ring, and move its share there."""
-        async with _Lock(self._ring):
-            state, version = await self._read()
+        async with RingLock(self._ring):
+            state, version = await self._writer.read()
             self._check_settled(state)
             if any(set(hosts.split(",")) & set(member.hosts.split(",")) for member in state.members):
                 raise StoreError(f"{hosts}: in the ring already; bin/admin shards show lists it")
@@ -115,12 +107,12 @@ class Mover:
                 done=0,
                 frozen=0,
             )
-            return await self._go_round(*await self._publish(began, version))
+            return await self._go_round(*await self._writer.publish(began, version))
 
     async def remove(self, shard: str) -> Moved:
         """Move what an ensemble holds to the others, and take it out."""
-        async with _Lock(self._ring):
-            state, version = await self._read()
+        async with RingLock(self._ring):
+            state, version = await self._writer.read()
             self._check_settled(state)
             if shard == HOME:
                 raise StoreError(
@@ -130,17 +122,17 @@ class Mover:
                 raise StoreError(f"shard {shard}: not in the ring, which has {', '.join(state.ring)}")
             ring = tuple(other for other in state.ring if other != shard)
             began = msgspec.structs.replace(state, ring=ring, before=state.ring, done=0, frozen=0)
-            return await self._go_round(*await self._publish(began, version))
+            return await self._go_round(*await self._writer.publish(began, version))
 
     async def resume(self) -> Moved:
         """Finish a change that was left unfinished."""
-        async with _Lock(self._ring):
-            state, version = await self._read()
+        async with RingLock(self._ring):
+            state, version = await self._writer.read()
             if not state.before:
                 raise StoreError(f"nothing to resume: the ring of epoch {state.epoch} is complete")
             # The fences of whoever began it, and what he has frozen, end here.
             return await self._go_round(
-                *await self._publish(msgspec.structs.replace(state, frozen=state.done), version)
+                *await self._writer.publish(msgspec.structs.replace(state, frozen=state.done), version)
             )
 
     def _check_settled(self, state: RingState) -> None:
@@ -169,34 +161,34 @@ class Mover:
     # ---- round the circle ----------------------------------------------------------------------------------------
 
     async def _go_round(self, state: RingState, version: int) -> Moved:
-        guards = await self._raise_fences(state)
+        guards = await self._writer.raise_fences(state)
         of = await self._count(state)
         moved = 0
         while state.done < SLOTS:
             end, copier = await self._next_segment(state, guards)
             await copier.clear_targets()
-            state, version = await self._publish(msgspec.structs.replace(state, frozen=end), version)
+            state, version = await self._writer.publish(msgspec.structs.replace(state, frozen=end), version)
             try:
-                copier = self._copier(state, await self._raise_fences(state))
+                copier = self._copier(state, await self._writer.raise_fences(state))
                 moved += await copier.copy(self._owners_s)
             except BaseException:
                 await self._give_back(state, version)
                 raise
-            state, version = await self._publish(msgspec.structs.replace(state, done=end), version)
-            guards = await self._raise_fences(state)
+            state, version = await self._writer.publish(msgspec.structs.replace(state, done=end), version)
+            guards = await self._writer.raise_fences(state)
             await self._copier(msgspec.structs.replace(state, done=copier.state.done), guards).clear_sources()
             self._told(f"{moved} of {of} placement prefixes moved, {end / SLOTS:.0%} of the way")
         return await self._finish(state, version, moved, of)
 
     async def _finish(self, state: RingState, version: int, moved: int, of: int) -> Moved:
         gone = [shard for shard in state.before if shard not in state.ring]
-        await self._copier(state, await self._raise_fences(state)).clear_all(gone)
+        await self._copier(state, await self._writer.raise_fences(state)).clear_all(gone)
         shards = max(len(state.before), len(state.ring))
         members = tuple(member for member in state.members if member.id not in gone)
-        final, _ = await self._publish(
+        final, _ = await self._writer.publish(
             msgspec.structs.replace(state, members=members, before=(), done=0, frozen=0), version
         )
-        await self._raise_fences(final)
+        await self._writer.raise_fences(final)
         for shard in gone:
             store = self._ring.stores[shard]
             await store.write(FENCE_PATH, msgspec.json.encode(Fence(shard, final.epoch, retired=True)))
@@ -227,92 +219,8 @@ class Mover:
         """The old shards hold the segment again."""
         try:
             given_back, _ = await asyncio.shield(
-                self._publish(msgspec.structs.replace(state, frozen=state.done), version)
+                self._writer.publish(msgspec.structs.replace(state, frozen=state.done), version)
             )
-            await asyncio.shield(self._raise_fences(given_back))
+            await asyncio.shield(self._writer.raise_fences(given_back))
         except StoreError as error:
             log.error("a part of the ring stands still until bin/admin shards resume: %s", error)
-
-    # ---- state and fences ----------------------------------------------------------------------------------------
-
-    async def _read(self) -> tuple[RingState, int]:
-        await self._ring.refresh()
-        entry = await self._ring.home.get(RING_PATH)
-        if entry is None:
-            raise StoreError(f"{RING_PATH} on {self._ring.name}: nothing is there; expected the ring")
-        return decode_ring(entry.value), entry.version
-
-    async def _publish(self, state: RingState, version: int) -> tuple[RingState, int]:
-        """With the next epoch; and the entry's new version."""
-        state = msgspec.structs.replace(state, epoch=state.epoch + 1)
-        value = msgspec.json.encode(state)
-        for _ in range(ATTEMPTS):
-            try:
-                new = await self._ring.home.write(RING_PATH, value, expected=version)
-            except StoreTimeout:
-                entry = await self._patiently(lambda: self._ring.home.get(RING_PATH))
-                if entry is not None and entry.value == value:
-                    new = entry.version
-                elif entry is not None and entry.version == version:
-                    continue
-                else:
-                    raise RingBusy(f"{RING_PATH}: somebody else changed it; look with bin/admin shards show") from None
-            except VersionMismatch:
-                raise RingBusy(f"{RING_PATH}: somebody else changed it; look with bin/admin shards show") from None
-            await self._patiently(self._ring.refresh)
-            return state, new
-        raise StoreTimeout(f"{RING_PATH}: epoch {state.epoch} could not be written in {ATTEMPTS} attempts")
-
-    async def _raise_fences(self, state: RingState) -> dict[str, Check]:
-        """The guards of this epoch, by shard."""
-        shards = [member.id for member in state.members]
-        versions = await asyncio.gather(*(self._raise_fence(shard, state.epoch) for shard in shards))
-        return {shard: Check(FENCE_PATH, version) for shard, version in zip(shards, versions, strict=True)}
-
-    async def _raise_fence(self, shard: str, epoch: int) -> int:
-        store = self._ring.stores[shard]
-        value = msgspec.json.encode(Fence(shard, epoch))
-        for _ in range(ATTEMPTS):
-            try:
-                entry = await store.get(FENCE_PATH)
-                if entry is None:
-                    await store.create(FENCE_PATH, value)
-                    return 0
-                fence = decode_fence(entry.value)
-                if fence.epoch > epoch:
-                    raise RingBusy(f"{FENCE_PATH} on shard {shard}: epoch {fence.epoch}; somebody else moves the ring")
-                if fence.epoch == epoch and not fence.retired:
-                    return entry.version
-                return await store.write(FENCE_PATH, value, expected=entry.version)
-            except (StoreTimeout, VersionMismatch, EntryExists):
-                continue  # it may have been written: look
-        raise StoreTimeout(f"{FENCE_PATH} on shard {shard}: could not be raised in {ATTEMPTS} attempts")
-
-    async def _patiently(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
-        for _ in range(ATTEMPTS):
-            try:
-                return await call()
-            except StoreTimeout:
-                continue
-        return await call()
-
-
-class _Lock:
-    """One mover at a time, for courtesy: what keeps two apart are the epochs."""
-
-    def __init__(self, ring: RingClient) -> None:
-        self._ring = ring
-
-    async def __aenter__(self) -> None:
-        try:
-            await self._ring.home.create(LOCK_PATH, b"", ephemeral=True)
-        except EntryExists:
-            raise RingBusy(
-                f"{LOCK_PATH}: somebody changes the ring just now (or did until a moment ago, and died); try later"
-            ) from None
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await self._ring.home.delete(LOCK_PATH)
-        except StoreError as error:  # it goes with the session
-            log.warning("%s stays until this session ends: %s", LOCK_PATH, error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
@@ -51,12 +51,15 @@ class Held(NamedTuple):
 class RingClient:
     """Owns the stores of all ensembles, ``home`` too. Made by ``open``."""
 
-    def __init__(self, name: str, home: Shard, connect: Connect, state: RingState) -> None:
+    def __init__(
+        self, name: str, home: Shard, connect: Connect, state: RingState, without: Collection[str] = ()
+    ) -> None:
         self.name = name
         self.home = home
         self.state = state
         self.stores: dict[str, Shard] = {HOME: home}
         self.connect = connect
+        self._without = without
         self._fences: dict[str, int] = {}
         self._listeners: list[Listener] = []
         self._changed = asyncio.Event()
@@ -64,14 +67,17 @@ class RingClient:
         self._background: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, ensembles: Sequence[str], home: Shard, connect: Connect, *, name: str) -> RingClient:
+    async def open(
+        cls, ensembles: Sequence[str], home: Shard, connect: Connect, *, name: str, without: Collection[str] = ()
+    ) -> RingClient:
         """``ensembles``: hosts, home first; they make the ring where there is none yet. Raises ``StoreError`` where
-        the first one is not a home, or another one is not in its ring. ``home`` stays the caller's then."""
+        the first one is not a home, or another one is not in its ring. ``home`` stays the caller's then. ``without``:
+        shards that are not connected, of which nothing can be asked (``abandoning``)."""
         state = await _found_or_made(ensembles, home)
-        client = cls(name, home, connect, state)
+        client = cls(name, home, connect, state, without)
         try:
             await client._connect_all(state)
-            await asyncio.gather(*(client._read_fence(member.id) for member in state.members))
+            await asyncio.gather(*(client._read_fence(shard) for shard in client.stores))
         except BaseException:
             await client._close_others()
             raise
@@ -174,12 +180,19 @@ class RingClient:
             await store.close()
 
     async def _connect_all(self, state: RingState) -> None:
-        missing = [member for member in state.members if member.id not in self.stores]
+        missing = [
+            member for member in state.members if member.id not in self.stores and member.id not in self._without
+        ]
         results = await asyncio.gather(*(self.connect(member.hosts) for member in missing), return_exceptions=True)
         for member, result in zip(missing, results, strict=True):
             if not isinstance(result, BaseException):
                 self.stores[member.id] = result
-        for result in results:
+        for member, result in zip(missing, results, strict=True):
+            if isinstance(result, StoreTimeout):
+                raise StoreTimeout(
+                    f"{result} (shard {member.id} of {self.name}; if it is lost for good: bin/admin shards remove "
+                    f"{member.id} --dead)"
+                ) from result
             if isinstance(result, BaseException):
                 raise result
 

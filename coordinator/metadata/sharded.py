@@ -24,7 +24,7 @@ with its prefix.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -45,6 +45,7 @@ from coordinator.metadata.protocol import (
     Write,
 )
 from coordinator.metadata.ringclient import Connect, RingClient
+from coordinator.metadata.ringindex import PrefixIndex
 from coordinator.metadata.ringstate import FENCE_PATH, HOME, RingState, holder, is_moving, source
 from coordinator.metadata.ringwatch import RingWatch
 from coordinator.metadata.shard import Shard
@@ -81,16 +82,26 @@ class ShardedStore(MetadataStore):
         self.ring = ring
         self._name = name
         self._timeout_s = timeout_s
-        self._own = Adopter(ring, placement_key)
+        self._own = Adopter(ring, placement_key, self._make_parents)
+        self._index = PrefixIndex(ring.home)
 
     @classmethod
     async def open(
-        cls, ensembles: Sequence[str], *, home: Shard, connect: Connect, name: str, timeout_s: float
+        cls,
+        ensembles: Sequence[str],
+        *,
+        home: Shard,
+        connect: Connect,
+        name: str,
+        timeout_s: float,
+        without: Collection[str] = (),
     ) -> ShardedStore:
         """``home`` is the first of the ``ensembles`` (hosts), ``connect`` opens the others. Raises ``StoreError`` where
-        an ensemble was used under another list. ``home`` stays the caller's then; else it is closed with the rest."""
+        an ensemble was used under another list. ``home`` stays the caller's then; else it is closed with the rest.
+        ``without``: shards that are not connected; what they hold is not to be asked for."""
         async with checks.within(timeout_s, name, "open"):
-            return cls(await RingClient.open(ensembles, home, connect, name=name), name=name, timeout_s=timeout_s)
+            ring = await RingClient.open(ensembles, home, connect, name=name, without=without)
+            return cls(ring, name=name, timeout_s=timeout_s)
 
     def shard_of(self, path: str) -> str:
         """Id of the shard on which ``path`` lies, as far as this client knows."""
@@ -188,7 +199,7 @@ class ShardedStore(MetadataStore):
         key = placement_key(operations[0].path) or ""
         for operation in operations:
             if isinstance(operation, Create) and operation.ephemeral:
-                self._own.expect(operation.path)
+                self._own.expect(operation.path, operation.value)
         async with self._within(doing, key):
             for operation in operations:
                 if isinstance(operation, Create):
@@ -197,6 +208,8 @@ class ShardedStore(MetadataStore):
                     await self._check_empty(operation.path)
             while True:
                 held = await self.ring.held(key)
+                if held.shard != HOME and any(isinstance(operation, Create) for operation in operations):
+                    await self._index.note(key)
                 try:
                     done = (await held.store.multi([held.guard, *operations]))[1:]
                 except CheckFailed as error:

@@ -14,8 +14,9 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from coordinator.metadata import open_sharded
-from coordinator.metadata.moving import Moved, Mover, RingBusy
+from coordinator.metadata.moving import Moved, Mover
 from coordinator.metadata.protocol import SessionLost, StoreError, StoreTimeout
+from coordinator.metadata.ringwriter import RingBusy
 from tests.metadata.chaos import Client, Follower, Histories, contents
 from tests.metadata.link import Link, link_to
 from tests.support.zookeeper import Server, running_ensemble, running_servers

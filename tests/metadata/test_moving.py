@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from coordinator.metadata.copying import Copier, keys_on, root_of
-from coordinator.metadata.moving import LOCK_PATH, Mover, RingBusy
+from coordinator.metadata.moving import Mover
 from coordinator.metadata.protocol import (
     Change,
     Check,
@@ -22,6 +22,7 @@ from coordinator.metadata.protocol import (
     Watch,
 )
 from coordinator.metadata.ringstate import FENCE_PATH, RING_PATH, SLOTS, RingState, decode_ring, holder, moves, slot_of
+from coordinator.metadata.ringwriter import LOCK_PATH, RingBusy
 from coordinator.metadata.shard import Shard
 from coordinator.metadata.sharded import ShardedStore
 from tests.metadata.backends import run
