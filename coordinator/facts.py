@@ -7,13 +7,15 @@
     /jobs/<run>/nodes/<node>/binding   which processes run there, on which device
 
 Invariant: never on the path of a trajectory or a tensor; a store that fails is an error of the run, by name, within
-the store's own deadline.
+the store's own deadline. Of what is said of one node, what is said last stays; what is said of several goes side by
+side, so that a new leader is not kept from leading by all that it has to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from contextlib import aclosing, suppress
 
 import msgspec
@@ -61,25 +63,28 @@ class Facts:
     def __init__(self, store: MetadataStore, run: str) -> None:
         self._store = store
         self._run = run
-        self._order = asyncio.Lock()  # what is said last stays
+        self._orders: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by node; "" is the run itself
         self._told: dict[str, bytes] = {}  # what stays: path and value
 
     async def status(self, state: str, version: int) -> None:
-        await self._put(f"/jobs/{self._run}/status", RunStatus(state, version, RUN_FACTS.current))
+        async with self._orders[""]:
+            await self._put(f"/jobs/{self._run}/status", RunStatus(state, version, RUN_FACTS.current))
 
     async def joined(self, join: Join) -> None:
         """A node takes part."""
-        name = f"{self._run}.{join.node.name}"
+        name = join.node.name
         member = Member(self._run, join.node.control, join.node.epoch, list(join.roles))
-        await self._put(f"/members/{name}", member, ephemeral=True)
-        await self._put_bytes(f"/jobs/{self._run}/nodes/{join.node.name}/affinity", join.affinity)
-
-        await self._put(f"/jobs/{self._run}/nodes/{join.node.name}/address", join.node)
+        async with self._orders[name]:
+            await asyncio.gather(
+                self._put(f"/members/{self._run}.{name}", member, ephemeral=True),
+                self._put_bytes(self._path(name, "affinity"), join.affinity),
+                self._put(self._path(name, "address"), join.node),
+            )
 
     async def left(self, node: str) -> None:
         """A node takes part no longer."""
-        for path in (f"/members/{self._run}.{node}", f"/jobs/{self._run}/nodes/{node}/address"):
-            async with self._order:
+        async with self._orders[node]:
+            for path in (f"/members/{self._run}.{node}", self._path(node, "address")):
                 self._told.pop(path, None)
                 with suppress(NoEntry):
                     await self._store.delete(path)
@@ -97,31 +102,38 @@ class Facts:
 
     async def addresses(self) -> list[NodeAddress]:
         """Of all that take part, by name."""
-        nodes = f"/jobs/{self._run}/nodes"
-        entries = [await self._store.get(f"{nodes}/{name}/address") for name in await self._store.children(nodes)]
+        names = await self._store.children(f"/jobs/{self._run}/nodes")
+        entries = await asyncio.gather(*(self._store.get(self._path(name, "address")) for name in names))
         return [msgspec.json.decode(entry.value, type=NodeAddress) for entry in entries if entry is not None]
 
     async def bound(self, node: str, placement: Placement) -> None:
-        await self._put(f"/jobs/{self._run}/nodes/{node}/binding", placement)
+        async with self._orders[node]:
+            await self._put(self._path(node, "binding"), placement)
+
+    def _path(self, node: str, fact: str) -> str:
+        return f"/jobs/{self._run}/nodes/{node}/{fact}"
 
     async def _put(self, path: str, value: msgspec.Struct, *, ephemeral: bool = False) -> None:
         await self._put_bytes(path, msgspec.json.encode(value), ephemeral=ephemeral)
 
     async def _put_bytes(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        async with self._order:
-            if not ephemeral:
-                self._told[path] = value
-            while not await self._put_once(path, value, ephemeral):
-                pass  # somebody made or deleted it meanwhile
+        if not ephemeral:
+            self._told[path] = value
+        while not await self._put_once(path, value, ephemeral):
+            pass  # somebody made or deleted it meanwhile
 
     async def tell_again(self) -> None:
         """Until the store is closed: whenever a part of it was lost for good, tell what this process has told."""
         async with aclosing(self._store.watch(LOST_PATH)) as changes:
             async for change in changes:
                 log.warning("%s: a part of the metadata store was lost; it is told again what was there", change.path)
-                for path in list(self._told):
-                    if (value := self._told.get(path)) is not None:
-                        await self._put_bytes(path, value)
+                await asyncio.gather(*(self._again(path) for path in list(self._told)))
+
+    async def _again(self, path: str) -> None:
+        names = path.split("/")
+        async with self._orders[names[4] if names[3] == "nodes" else ""]:
+            if (value := self._told.get(path)) is not None:
+                await self._put_bytes(path, value)
 
     async def _put_once(self, path: str, value: bytes, ephemeral: bool) -> bool:
         with suppress(EntryExists):
