@@ -21,6 +21,7 @@ from hwprobe.network import read_nics
 from hwprobe.nvml import read_gpus
 from hwprobe.processor import read_cpu, read_memory, read_numa
 from hwprobe.sysfs import entries, read_numa_node, read_text
+from hwprobe.visible import visible
 
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
@@ -95,31 +96,18 @@ def _explain_no_driver(sysfs: Path, findings: list[Finding]) -> list[Finding]:
 
 
 def _visible(gpus: tuple[Gpu, ...], wanted: str | None, findings: list[Finding]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA programs of this environment see. As in CUDA, the list holds indices or UUID prefixes and
-    ends at the first entry that matches nothing; indices are taken in PCI order."""
+    """The GPUs that CUDA programs of this environment see, in NVML's order; the others are a finding."""
     if wanted is None or not gpus:
         return gpus
-    seen: list[Gpu] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        match = next((gpu for gpu in gpus if _names(entry, gpu)), None)
-        if match is None:
-            break
-        seen.append(match)
-    hidden = tuple(f"gpu{gpu.index}" for gpu in gpus if gpu not in seen)
+    indices = set(visible(wanted, {gpu.index: gpu.uuid for gpu in gpus}))
+    hidden = tuple(f"gpu{gpu.index}" for gpu in gpus if gpu.index not in indices)
     if hidden:
         findings.append(Finding("hidden", "info", hidden, f"excluded by CUDA_VISIBLE_DEVICES={wanted[:200]}"))
-    kept = tuple(gpu for gpu in gpus if gpu in seen)
-    indices = {gpu.index for gpu in kept}
+    kept = tuple(gpu for gpu in gpus if gpu.index in indices)
     return tuple(
         msgspec.structs.replace(gpu, nvlink_peers=tuple(peer for peer in gpu.nvlink_peers if peer in indices))
         for gpu in kept
     )
-
-
-def _names(entry: str, gpu: Gpu) -> bool:
-    if entry.isdecimal():
-        return int(entry) == gpu.index
-    return entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry)
 
 
 def _numa_of(gpu: Gpu, sysfs: Path, numa: tuple[NumaNode, ...]) -> int | None:

@@ -6,6 +6,9 @@
  * FAKE_NVML_LINKS   "8"                                    active NVLinks of each GPU, of 18 (absent: no NVLink)
  * FAKE_NVML_ENDS    "switch" | "pair" | "pair-untyped"     what links lead to; a pair is GPUs 0-1, 2-3, ...
  * FAKE_NVML_MIG     "1"                                    MIG mode of every GPU
+ * FAKE_NVML_BUSY    "95,20"                                per cent of each GPU's time, the first, the second, ...
+ * FAKE_NVML_USED    "1024"                                 MiB in use on every GPU
+ * FAKE_NVML_HEALTHY "4"                                    so many calls of nvmlDeviceGetUtilizationRates meet no fault
  * FAKE_NVML_FAULTS  "3:nvmlDeviceGetName:15;*:nvmlDeviceGetMigMode:3;-:nvmlInitWithFlags:9;0:...:hang"
  *                   GPU ("*" any, "-" none), function, and the error that it returns; "hang" never returns
  *
@@ -32,6 +35,9 @@ typedef struct {
 typedef struct {
     unsigned long long total, free, used;
 } MemoryInfo;
+typedef struct {
+    unsigned int gpu, memory;
+} Utilization;
 
 static Gpu gpus[MAX_GPUS];
 static int count;
@@ -123,8 +129,23 @@ int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned int length) {
 
 int nvmlDeviceGetMemoryInfo(Gpu *gpu, MemoryInfo *memory) {
     CHECK(gpu->index);
-    memory->total = memory->free = gpu->bytes;
-    memory->used = 0;
+    memory->total = gpu->bytes;
+    memory->used = (unsigned long long)atoi(env("FAKE_NVML_USED")) << 20;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(Gpu *gpu, Utilization *rates) {
+    static int calls;
+    if (++calls > atoi(env("FAKE_NVML_HEALTHY")))
+        CHECK(gpu->index);
+    char list[256];
+    snprintf(list, sizeof list, "%s", env("FAKE_NVML_BUSY"));
+    char *rest = NULL, *one = strtok_r(list, ",", &rest);
+    for (int skip = gpu->index; skip > 0 && one; skip--)
+        one = strtok_r(NULL, ",", &rest);
+    rates->gpu = one ? (unsigned int)atoi(one) : 0;
+    rates->memory = 0;
     return SUCCESS;
 }
 

@@ -1,0 +1,165 @@
+"""GPUs sampled beside a process's work: the real bindings over the fake library, and sources that fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hwprobe.nvml_usage import GpuUsage, NoGpus
+from hwprobe.telemetry import KEPT, GpuFigures, GpuTelemetry
+from tests.hwprobe.conftest import ROOT
+
+H800 = "NVIDIA H800|81559"
+MIB = 1 << 20
+
+CHILD = """
+import sys, threading, time
+import msgspec
+from hwprobe.telemetry import GpuTelemetry
+
+wanted = int(sys.argv[1])
+telemetry = GpuTelemetry(0.01)
+answers = []
+deadline = time.monotonic() + 30
+while len(answers) < wanted and time.monotonic() < deadline:
+    time.sleep(0.05)
+    figures = telemetry.take()
+    if figures.state != "starting":
+        answers.append(figures)
+telemetry.stop()
+alive = [thread.name for thread in threading.enumerate() if thread.name == "gpu-telemetry"]
+sys.stdout.buffer.write(msgspec.json.encode([answers, alive]))
+"""
+
+Sampled = Callable[..., tuple[list[GpuFigures], list[str]]]
+
+
+@pytest.fixture
+def sampled(fake_nvml: Path) -> Sampled:
+    """So many answers of a process that loads the fake library, and its threads at the end; keywords: FAKE_NVML_*."""
+
+    def run(count: int, *, visible: str | None = None, **variables: str) -> tuple[list[GpuFigures], list[str]]:
+        environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+        environ |= {f"FAKE_NVML_{key.upper()}": value for key, value in variables.items()}
+        environ |= {"LD_LIBRARY_PATH": str(fake_nvml), "PYTHONPATH": str(ROOT)}
+        if visible is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = visible
+        command = [sys.executable, "-c", CHILD, str(count)]
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return msgspec.json.decode(done.stdout, type=tuple[list[GpuFigures], list[str]])
+
+    return run
+
+
+def test_the_busiest_of_the_visible_gpus_is_told_with_the_memory_of_all(sampled: Sampled) -> None:
+    (figures,), alive = sampled(1, visible="2,1", gpus=";".join([H800] * 3), busy="99,20,85", used="1024")
+    assert figures.state == "measuring"
+    assert figures.utilisation == pytest.approx(0.85)
+    assert (figures.memory_used, figures.memory_total) == (2 * 1024 * MIB, 2 * 81559 * MIB)
+    assert figures.devices == ("GPU-00000002-0000-0000-0000-000000000000", "GPU-00000001-0000-0000-0000-000000000000")
+    assert figures.errors == {}
+    assert alive == []
+
+
+def test_without_a_driver_nothing_runs(sampled: Sampled) -> None:
+    (figures,), alive = sampled(1, faults="-:nvmlInitWithFlags:12")
+    assert (figures.state, figures.samples, figures.utilisation, figures.devices) == ("absent", 0, None, ())
+    assert alive == []
+
+
+def test_without_a_visible_gpu_nothing_runs(sampled: Sampled) -> None:
+    assert sampled(1, visible="", gpus=H800)[0][0].state == "absent"
+
+
+def test_a_gpu_that_is_lost_meanwhile_is_counted_and_told_no_more(sampled: Sampled) -> None:
+    answers, _ = sampled(3, gpus=H800, busy="95", healthy="1", faults="0:nvmlDeviceGetUtilizationRates:15")
+    assert answers[0].utilisation == pytest.approx(0.95)
+    assert (answers[-1].samples, answers[-1].utilisation) == (0, None)
+    (error,) = answers[-1].errors
+    assert error == "nvmlDeviceGetUtilizationRates: GPU is lost"
+    assert answers[-1].errors[error] > answers[0].errors.get(error, 0)
+
+
+def test_one_lost_gpu_of_two_does_not_hide_the_other(sampled: Sampled) -> None:
+    (figures,), _ = sampled(1, gpus=f"{H800};{H800}", busy="95,40", faults="0:nvmlDeviceGetUtilizationRates:15")
+    assert figures.utilisation == pytest.approx(0.4)
+    assert len(figures.devices) == 1
+
+
+def test_a_slice_without_such_a_figure_is_told_as_that(sampled: Sampled) -> None:
+    (figures,), _ = sampled(1, gpus=H800, faults="0:nvmlDeviceGetUtilizationRates:3", used="7")
+    assert figures.samples > 0
+    assert (figures.utilisation, figures.memory_used) == (None, 7 * MIB)
+
+
+def test_a_call_that_hangs_holds_up_nobody(sampled: Sampled) -> None:
+    answers, alive = sampled(2, gpus=H800, busy="95", healthy="1", faults="0:nvmlDeviceGetUtilizationRates:hang")
+    assert [figures.samples for figures in answers] == [1, 0]
+    assert alive == ["gpu-telemetry"]  # it ends with the process
+
+
+class Scripted:
+    """A source that answers at once."""
+
+    def __init__(self) -> None:
+        self.errors: Counter[str] = Counter()
+        self.reads = threading.Semaphore(0)
+        self.done = 0
+        self.closed = False
+
+    def read(self) -> list[GpuUsage]:
+        if not self.reads.acquire(timeout=0.5):
+            return []
+        self.done += 1
+        return [GpuUsage(0, "GPU-0", self.done / 1000, 1, 2)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def until(holds: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if holds():
+            return
+        time.sleep(0.001)
+    raise TimeoutError("it has not happened within 10 s")
+
+
+def test_memory_is_bounded_while_nobody_asks_and_each_sample_is_told_once() -> None:
+    source = Scripted()
+    telemetry = GpuTelemetry(0.0, lambda: source)
+    source.reads.release(3 * KEPT)
+    until(lambda: source.done == 3 * KEPT and source.reads._value == 0)
+    until(lambda: len(telemetry._samples) == KEPT)
+    until(lambda: telemetry._samples[-1][0].utilisation == 3 * KEPT / 1000)
+    figures = telemetry.take()
+    # The last KEPT of 3 KEPT numbers; their mean is that of the first and the last.
+    assert figures.samples == KEPT
+    assert figures.utilisation == pytest.approx((2 * KEPT + 1 + 3 * KEPT) / 2 / 1000)
+    assert telemetry.take().samples == 0
+    telemetry.stop()
+    until(lambda: source.closed)
+
+
+def test_until_the_driver_has_answered_it_is_not_known_whether_there_is_a_gpu() -> None:
+    answer = threading.Event()
+
+    def none() -> Scripted:
+        answer.wait(10)
+        raise NoGpus("no driver")
+
+    telemetry = GpuTelemetry(0.01, none)
+    assert telemetry.take().state == "starting"
+    answer.set()
+    until(lambda: telemetry.take().state == "absent")
+    telemetry.stop()
