@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.proxy.engines import EngineKind, make_engine
-from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Begun, Completion, Engine, EngineRefusal, GenerateRequest
 from actors.weightsync.manifest import digest
 from tests.engines.reference import (
     MAX_MODEL_LEN,
@@ -251,6 +251,57 @@ def test_abort_of_an_unknown_request_is_none(rig: Rig) -> None:
     assert rig.engine.abort("nobody") is None
 
 
+def aborted_after(rig: Rig, request: GenerateRequest, tokens: int) -> Begun:
+    """What an engine that lets a request go has of it."""
+    rig.engine.add(request)
+    for _ in range(tokens):
+        rig.engine.step()
+    aborted = rig.engine.abort(request.request_id)
+    assert aborted is not None
+    assert len(aborted.tokens) == tokens
+    return Begun(aborted.tokens, aborted.logprobs, aborted.versions)
+
+
+def test_a_request_goes_on_from_the_tokens_that_it_brings_as_if_it_had_never_stopped(head_rig: Rig) -> None:
+    request = generate("r", prompt(10, 4), 40, temperature=0.0)
+    begun = aborted_after(head_rig, request, 7)
+    others = [generate(f"o{i}", prompt(12 + i, i), 9) for i in range(2)]
+    answer = head_rig.run(*others, msgspec.structs.replace(request, begun=begun))["r"]
+    assert answer.tokens.tolist() == head_rig.reference.greedy(0, request.prompt, 40)
+    assert answer.logprobs[:7].tolist() == begun.logprobs.tolist()
+    head_rig.check_logprobs(request, answer)
+
+
+def test_tokens_that_are_brought_keep_their_versions_and_new_ones_have_the_engines(rig: Rig) -> None:
+    request = generate("r", prompt(10, 4), 12, seed=5)
+    begun = aborted_after(rig, request, 5)
+    rig.load(2)
+    answer = rig.run(msgspec.structs.replace(request, begun=begun))["r"]
+    assert answer.versions.tolist() == [0] * 5 + [2] * 7
+    assert answer.tokens[:5].tolist() == begun.tokens.tolist()
+    rig.check_logprobs(request, answer)
+
+
+def test_a_request_that_is_stopped_again_before_it_goes_on_gives_back_what_it_brought(rig: Rig) -> None:
+    request = generate("r", prompt(10, 4), 12)
+    begun = aborted_after(rig, request, 5)
+    rig.engine.add(msgspec.structs.replace(request, begun=begun))
+    again = rig.engine.abort("r")
+    assert again is not None
+    assert again.tokens.tolist() == begun.tokens.tolist()
+    assert again.logprobs.tolist() == begun.logprobs.tolist()
+    assert again.versions.tolist() == begun.versions.tolist()
+
+
+def test_a_stop_token_ends_a_request_that_went_on(rig: Rig) -> None:
+    path = rig.reference.greedy(0, prompt(10, 3), 12)
+    stop = path[5]
+    request = generate("r", prompt(10, 3), 12, temperature=0.0, stop=(stop,))
+    begun = aborted_after(rig, request, path.index(stop))
+    answer = rig.run(msgspec.structs.replace(request, begun=begun))["r"]
+    assert (answer.tokens.tolist(), answer.finish_reason) == (path[: path.index(stop) + 1], "stop")
+
+
 def test_aborting_one_leaves_the_others_right(rig: Rig) -> None:
     requests = [generate(f"r{i}", prompt(6 + i, i), 20, temperature=0.0) for i in range(4)]
     for request in requests:
@@ -390,7 +441,20 @@ def test_score_leaves_unfinished_requests_untouched(rig: Rig) -> None:
         assert answers[request.request_id].tokens.tolist() == rig.reference.greedy(0, request.prompt, 12)
 
 
+def going_on(
+    tokens: int, max_tokens: int, *, logprobs: int | None = None, stop: tuple[int, ...] = ()
+) -> GenerateRequest:
+    """Brings so many tokens (7) and log-probabilities."""
+    count = tokens if logprobs is None else logprobs
+    begun = Begun(np.full(tokens, 7, np.int32), np.zeros(count, np.float32), np.zeros(tokens, np.int32))
+    return msgspec.structs.replace(generate("bad", prompt(5), max_tokens, stop=stop), begun=begun)
+
+
 BAD = {
+    "brings all that it wants": going_on(3, 3),
+    "brings its end": going_on(2, 2, stop=(7,)),
+    "goes on from nothing": going_on(0, 0),
+    "brings fewer log-probabilities than tokens": going_on(2, 1),
     "prompt and completion too long": generate("bad", prompt(MAX_MODEL_LEN - 3), 4),
     "empty prompt": generate("bad", np.empty(0, dtype=np.int32)),
     "prompt of two dimensions": generate("bad", np.ones((2, 2), dtype=np.int32)),

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from actors.proxy.engines import make_engine, torch_attention, torch_engine
-from actors.proxy.engines.protocol import GenerateRequest
+from actors.proxy.engines.protocol import Begun, GenerateRequest
 from actors.proxy.engines.torch_attention import StepPlan
 from actors.proxy.engines.torch_engine import TorchEngine
 from tests.engines.reference import VOCABULARY, Reference, finish, prompt, write_tiny_policy
@@ -311,3 +312,24 @@ def test_naming_the_engines_imports_no_model_code() -> None:
     code = "import sys, actors.proxy.engines.protocol, actors.proxy.engines; print({'torch','vllm'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "set()"
+
+
+def test_what_is_drawn_goes_on_in_the_requests_own_stream_when_it_moves_to_another_engine(tmp_path: Path) -> None:
+    """So a sampled request, too, ends as if it had never moved."""
+    policy_dir = write_tiny_policy(tmp_path, tied=True)
+    reference = Reference(policy_dir, versions=(0,))
+    first, second = started(policy_dir, reference), started(policy_dir, reference)
+    request = GenerateRequest("r", "t", prompt(9, 1), 30, seed=5)
+    first.add(request)
+    unmoved = finish(first)["r"]
+    first.add(request)
+    for _ in range(11):
+        first.step()
+    stopped = first.abort("r")
+    assert stopped is not None
+    begun = Begun(stopped.tokens, stopped.logprobs, stopped.versions)
+    second.add(msgspec.structs.replace(request, begun=begun))
+    moved = finish(second)["r"]
+    assert len(begun.tokens) == 11
+    assert moved.tokens.tolist() == unmoved.tokens.tolist()
+    np.testing.assert_allclose(moved.logprobs, unmoved.logprobs, rtol=0, atol=1e-4)

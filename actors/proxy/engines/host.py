@@ -139,7 +139,7 @@ class EngineThread:
     def abort(self, request_id: str) -> None:
         def action() -> None:
             early = self._early.pop(request_id, None)
-            completion = self._engine.abort(request_id) if early is None else nothing_sampled(request_id)
+            completion = self._engine.abort(request_id) if early is None else nothing_sampled(early)
             if completion is not None:
                 self._post(self._deliver, [completion])
 

@@ -5,7 +5,8 @@ calls of ``step`` it may be given requests, lose them, or be given new weights. 
 
 Invariant: every request added is answered by exactly one ``Completion`` (from ``step`` or ``abort``), and each
 sampled token carries the version whose weights produced it and its log-probability under the distribution that it
-was sampled from: after temperature, after the mask of allowed tokens, in float32 nats.
+was sampled from: after temperature, after the mask of allowed tokens, in float32 nats. What a request brings with it
+(``begun``) comes back unchanged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "aborted"]
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """What has been sampled of a request already, on another engine; arrays have the same length N >= 1."""
+
+    tokens: np.ndarray  # int32 [N]
+    logprobs: np.ndarray  # float32 [N]
+    versions: np.ndarray  # int32 [N], non-decreasing; none newer than the engine's that goes on
+
+
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One turn's generation."""
 
@@ -35,6 +44,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     seed: int | None = None  # the same seed, prompt and weights give the same tokens on the same engine
     urgent: bool = False  # it joins the running batch before those that wait and are not
     from_version: int = 0  # an engine's host keeps it until the engine has this version
+    begun: Begun | None = None  # goes on behind these: they count as ``max_tokens``, and are part of the completion
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -47,10 +57,13 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
 
 
-def nothing_sampled(request_id: str) -> Completion:
-    """The answer to a request that was aborted before its first token."""
-    nothing = np.empty(0, dtype=np.int32)
-    return Completion(request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
+def nothing_sampled(request: GenerateRequest) -> Completion:
+    """The answer to a request that was aborted before its first token here."""
+    begun = request.begun
+    if begun is None:
+        nothing = np.empty(0, dtype=np.int32)
+        return Completion(request.request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
+    return Completion(request.request_id, begun.tokens, begun.logprobs, begun.versions, "aborted")
 
 
 class EngineLimits(msgspec.Struct, frozen=True):

@@ -142,7 +142,7 @@ class TorchEngine:
                 if request.request_id == request_id:
                     del line[index]
                     self._ids.discard(request_id)
-                    return nothing_sampled(request_id)
+                    return nothing_sampled(request)
         return None
 
     def unfinished(self) -> int:
@@ -234,15 +234,21 @@ class TorchEngine:
     def _admit(self) -> None:
         while (line := self._urgent or self._waiting) and len(self._running) < self.limits.max_sequences:
             request, seed = line[0]
-            place = self._slots.acquire(request.trajectory, request.prompt)
+            known = request.prompt
+            if request.begun is not None:
+                known = np.concatenate([known, request.begun.tokens])
+            place = self._slots.acquire(request.trajectory, known)
             if place is None:
                 return
             line.popleft()
             self._decoding = None
-            length = len(request.prompt)
-            tokens = np.empty(length + request.max_tokens, dtype=np.int32)
-            tokens[:length] = request.prompt
-            self._running[request.request_id] = _Row(request, seed, place[0], place[1], tokens, length)
+            tokens = np.empty(len(request.prompt) + request.max_tokens, dtype=np.int32)
+            tokens[: len(known)] = known
+            row = _Row(request, seed, place[0], place[1], tokens, len(known))
+            if request.begun is not None:  # their number is also the place in the request's stream of random numbers
+                row.logprobs += request.begun.logprobs.tolist()
+                row.versions += request.begun.versions.tolist()
+            self._running[request.request_id] = row
 
     def _work(self) -> tuple[list[_Row], list[RowWork]]:
         """What each row adds in this step, oldest request first, within ``STEP_TOKENS``."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.proxy.engines.protocol import EngineLimits, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Begun, EngineLimits, EngineRefusal, GenerateRequest
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 """What vLLM accepts above 0: it silently raises smaller ones, whose log-probabilities would then be another's."""
@@ -25,6 +25,8 @@ def check(request: GenerateRequest, limits: EngineLimits, vocabulary: int) -> No
             f"{who}: {len(request.prompt)} prompt tokens and max_tokens={request.max_tokens} make {total}, but this "
             f"engine holds {limits.max_model_len} (rollout.max_model_len); shorten the context or raise the limit"
         )
+    if request.begun is not None:
+        _check_begun(who, request, request.begun, vocabulary)
     if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
         raise EngineRefusal(
             f"{who}: temperature is {request.temperature}, expected 0 (greedy) or {MIN_TEMPERATURE}..{MAX_TEMPERATURE}"
@@ -54,6 +56,19 @@ def _check_tokens(who: str, what: str, tokens: np.ndarray, vocabulary: int) -> N
     if not (int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary):
         bad = int(tokens.min()) if tokens.min() < 0 else int(tokens.max())
         raise EngineRefusal(f"{who}: {what} has token id {bad}, the vocabulary is 0..{vocabulary - 1}")
+
+
+def _check_begun(who: str, request: GenerateRequest, begun: Begun, vocabulary: int) -> None:
+    """Raise ``EngineRefusal`` unless there is something left to sample behind what has begun."""
+    _check_tokens(who, "what has begun", begun.tokens, vocabulary)
+    count = len(begun.tokens)
+    if count >= request.max_tokens or int(begun.tokens[-1]) in request.stop_token_ids:
+        raise EngineRefusal(f"{who}: its {count} tokens are all that it asks for (max_tokens={request.max_tokens})")
+    if begun.logprobs.shape != (count,) or begun.versions.shape != (count,):
+        raise EngineRefusal(
+            f"{who}: {count} tokens have begun, with log-probabilities {begun.logprobs.shape} and versions "
+            f"{begun.versions.shape}; expected as many"
+        )
 
 
 def _check_ids(who: str, what: str, ids: tuple[int, ...], vocabulary: int) -> None:

@@ -145,6 +145,10 @@ class VllmEngine:
             raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
         seed = int(self._random.integers(2**63)) if request.seed is None else request.seed
         held = _Held(request, seed)
+        if request.begun is not None:
+            held.tokens += request.begun.tokens.tolist()
+            held.logprobs += request.begun.logprobs.tolist()
+            held.versions += request.begun.versions.tolist()
         self._held[request.request_id] = held
         self._outside[request.request_id] = held
 
