@@ -145,6 +145,7 @@ async def start_proxy(context: RoleContext) -> None:
             "dtype": job.policy.dtype,
             "limits": _plain(limits),
             "seed": job.seed + index,
+            "load_every_s": job.rollout.load_every_s,
         }
         spec = context.child(place.name, settings)
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)

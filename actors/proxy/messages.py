@@ -10,7 +10,8 @@ import numpy as np
 
 from actors.core.ref import Ref
 from actors.core.typed import Message
-from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
+from actors.proxy.engines.load import EngineLoad
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, GenerateRequest
 from actors.weightsync.manifest import Manifest, Receipt
 
 # ---- to the proxy ---------------------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class Served(msgspec.Struct, frozen=True):
     engine: str
     request_ids: list[str]
     tokens: int
+    load: EngineLoad | None = None  # once in ``rollout.load_every_s``
 
 
 class Prefer(msgspec.Struct, frozen=True):
@@ -96,6 +98,25 @@ class Rebalanced(msgspec.Struct, frozen=True):
 class Rebalance(Message[Rebalanced], frozen=True):
     """Let engines that hold more than their share of the trajectories let some go: their next turns are routed by load
     alone. Only those that ask for nothing just now; their prefixes are computed anew where they go."""
+
+
+class Moving(msgspec.Struct, frozen=True):
+    """What came of ``MoveTrajectories``: how many go, by what they were at."""
+
+    idle: int = 0  # they asked for nothing: their next turn is played there
+    unsent: int = 0  # a request was on its way to the engine
+    asked: int = 0  # a request is with the engine, which has been told to let it go
+    refused: str = ""  # why none goes
+
+
+class MoveTrajectories(Message[Moving], frozen=True):
+    """Let another engine go on with some of an engine's trajectories: what waits there first, then the shortest. What
+    was sampled of a request goes along."""
+
+    source: str
+    target: str
+    trajectories: int  # at most
+    why: str
 
 
 class DescribeProxy(msgspec.Struct, frozen=True):
@@ -136,6 +157,11 @@ class EngineState(msgspec.Struct, frozen=True):
     restarts: int
     places: int = 1  # of its running batch
     by_domain: dict[str, int] = {}  # requests in flight
+    trajectories: int = 0  # that have their prefix there
+    load: EngineLoad | None = None  # as it said last
+    load_age_s: float = 0.0
+    gave_s: float | None = None  # ago, that trajectories were ordered away from it; None: not lately
+    took_s: float | None = None  # likewise, to it
 
 
 class ProxyState(msgspec.Struct, frozen=True):
@@ -177,6 +203,25 @@ class HostAdd(msgspec.Struct, frozen=True):
 
 class HostAbort(msgspec.Struct, frozen=True):
     request_id: str
+
+
+class HostRelease(msgspec.Struct, frozen=True):
+    """Let requests go, between two steps, without answering whoever asked; answered with ``Released``."""
+
+    request_ids: list[str]
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """A request that its engine has let go, and what it had sampled."""
+
+    request_id: str
+    begun: Begun | None
+
+
+class Released(msgspec.Struct, frozen=True):
+    """Those that are missing had been answered before."""
+
+    requests: list[Unfinished]
 
 
 class HostForget(msgspec.Struct, frozen=True):

@@ -5,6 +5,8 @@ Invariants:
 - every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
   ``RequestFailed`` and a reason. A request whose engine died is given to another one, at most ``MAX_MOVES`` times; what
   the dead one may still have said comes on top of that, so whoever asked takes the first answer to a request id;
+- what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
+  its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
   that is about to come back, else here.
 
@@ -20,12 +22,13 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from actors.core import Actor, Ref, handler
-from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.engines.protocol import Begun, Completion
+from actors.proxy.entry import EngineEntry
 from actors.proxy.messages import (
     Abort,
     Accepted,
@@ -34,13 +37,15 @@ from actors.proxy.messages import (
     DescribeProxy,
     Done,
     EngineReady,
-    EngineState,
+    Finished,
     HostAbort,
     HostAdd,
     HostForget,
     HostResume,
     HostSuspend,
     HostUpdate,
+    MoveTrajectories,
+    Moving,
     Prefer,
     Progress,
     ProxyState,
@@ -54,6 +59,7 @@ from actors.proxy.messages import (
     TrajectoryEnded,
     Update,
 )
+from actors.proxy.mover import Mover, with_begun
 from actors.proxy.routing import choose, preferred_class, surplus
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
@@ -71,31 +77,9 @@ UPDATE_TIMEOUT_S = 300.0
 FORGET_WITHIN_S = 0.05
 """How long the news that a trajectory has ended waits for requests to travel with: an engine pays for every message."""
 
-State = Literal["starting", "cold", "serving", "suspended", "dead", "removed"]
-
 
 class NoEngineLeft(RuntimeError):
     """Every engine died or was refused; the message has the last one's words."""
-
-
-class EngineEntry:
-    """One engine of the pool."""
-
-    def __init__(self, name: str, hardware_class: str) -> None:
-        self.name = name
-        self.hardware_class = hardware_class
-        self.state: State = "starting"
-        self.host: Ref | None = None
-        self.limits = EngineLimits(max_sequences=1, max_model_len=1)
-        self.version: int | None = None
-        self.restarts = 0
-        self.in_flight: dict[str, Add] = {}
-        self.outbox: list[Add] = []
-        self.ended: list[str] = []  # trajectories that it is still to be told of
-
-    @property
-    def load(self) -> float:
-        return len(self.in_flight) / self.limits.max_sequences
 
 
 class Fleet(Protocol):
@@ -129,11 +113,12 @@ class LLMProxy(Actor):
         self._queued: dict[str, Add] = {}
         self._where: dict[str, str] = {}  # request id -> engine
         self._holder: dict[str, str] = {}  # trajectory -> engine that has its prefix
-        self._moves: Counter[str] = Counter()
+        self._moves: Counter[str] = Counter()  # by request, away from engines that died
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._flushing = False
         self._tokens = 0
         self._counters: Counter[str] = Counter()
+        self._mover = Mover(self._holder, self._where, self._counters, self)  # away from engines that are too busy
 
     async def on_stop(self) -> None:
         await self.fleet.stop()
@@ -147,18 +132,21 @@ class LLMProxy(Actor):
         if id_ in self._where or id_ in self._queued or id_ in self._finished:
             self._counters["repeated_adds"] += 1
             return Accepted(self._where.get(id_, ""))
-        return Accepted(self._route(message))
+        return Accepted(self.route(message))
 
-    def _route(self, message: Add) -> str:
+    def route(self, message: Add) -> str:
         request = message.request
         if self._none_left():
-            self._fail(message, "no engine is left")
+            self.fail(message, "no engine is left")
             return ""
-        serving = [engine for engine in self._engines.values() if engine.state == "serving"]
-        if not serving:  # a suspended one has room to wait in, and may hold the prefix
-            serving = [engine for engine in self._engines.values() if engine.state == "suspended"]
+        candidates = self._candidates()
+        if request.begun is not None:
+            message, candidates = self._abreast(message, request.begun, candidates)
+        barred = self._mover.barred(request.trajectory)
+        if barred is not None:
+            candidates = [engine for engine in candidates if engine.name != barred] or candidates
         preferred = preferred_class(self._affinity, message.domain)
-        choice = choose(serving, preferred=preferred, holder=self._holder.get(request.trajectory))
+        choice = choose(candidates, preferred=preferred, holder=self._holder.get(request.trajectory))
         if choice is None:
             self._queued[request.request_id] = message
             return ""
@@ -168,10 +156,26 @@ class LLMProxy(Actor):
         engine.outbox.append(message)
         self._where[request.request_id] = engine.name
         self._holder[request.trajectory] = engine.name
+        self._mover.prefixes[request.trajectory] = len(request.prompt)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         return engine.name
+
+    def _candidates(self) -> list[EngineEntry]:
+        serving = [engine for engine in self._engines.values() if engine.state == "serving"]
+        # Where none serves: a suspended one has room to wait in, and may hold the prefix.
+        return serving or [engine for engine in self._engines.values() if engine.state == "suspended"]
+
+    def _abreast(self, add: Add, begun: Begun, engines: list[EngineEntry]) -> tuple[Add, list[EngineEntry]]:
+        """Those that can go on with a request: versions never go back within it. It starts anew where some serve, but
+        none that can."""
+        newest = int(begun.versions[-1])
+        able = [engine for engine in engines if engine.version is not None and engine.version >= newest]
+        if able or not any(engine.state == "serving" for engine in engines):
+            return add, able
+        self._counters["tokens_dropped"] += len(begun.tokens)
+        return with_begun(add, None), engines
 
     def _flush(self) -> None:
         """Send what was routed in this turn of the loop: one message per engine."""
@@ -186,30 +190,43 @@ class LLMProxy(Actor):
     def _route_queued(self) -> None:
         waiting, self._queued = self._queued, {}
         for message in waiting.values():
-            self._route(message)
+            self.route(message)
 
     @handler(urgent=True)
     async def abort(self, message: Abort) -> Acknowledged:
         """End a request wherever it is; unknown and finished ones are ignored."""
         queued = self._queued.pop(message.request_id, None)
         if queued is not None:
-            self._fail(queued, "aborted")
+            self.answer_aborted(queued)
+        self._mover.aborted(message.request_id)
         engine = self._engines.get(self._where.get(message.request_id, ""))
         if engine is not None and engine.host is not None:
             self._flush()  # the ADD must not arrive after its ABORT
             self.node.tell(engine.host, HostAbort(message.request_id))
         return Acknowledged()
 
+    def answer_aborted(self, add: Add) -> None:
+        """One that no engine has."""
+        begun = add.request.begun
+        if begun is None:
+            self.fail(add, "aborted")
+            return
+        id_ = add.request.request_id
+        self._forget(id_)
+        completion = Completion(id_, begun.tokens, begun.logprobs, begun.versions, "aborted")
+        self.node.tell(add.reply_to, Finished("", [completion]))
+
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
+        self._mover.ended(message.trajectory)
         for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
             del self._queued[add.request.request_id]
-            self._fail(add, "its trajectory has ended")
+            self.fail(add, "its trajectory has ended")
         holder = self._engines.get(self._holder.pop(message.trajectory, ""))
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
-            self._tell_forget(holder, message.trajectory)
+            self.tell_forget(holder, message.trajectory)
 
-    def _tell_forget(self, engine: EngineEntry, trajectory: str) -> None:
+    def tell_forget(self, engine: EngineEntry, trajectory: str) -> None:
         """Let an engine know, a little later, that it needs a prefix no more."""
         engine.ended.append(trajectory)
         if len(engine.ended) == 1:
@@ -235,16 +252,22 @@ class LLMProxy(Actor):
             idle = [trajectory for trajectory in held[name] if trajectory not in asking][:count]
             for trajectory in idle:
                 del self._holder[trajectory]
-                self._tell_forget(self._engines[name], trajectory)
+                self.tell_forget(self._engines[name], trajectory)
             if idle:
                 released[name] = len(idle)
         self._counters["trajectories_released"] += sum(released.values())
         return Rebalanced(released)
 
+    @handler(urgent=True)
+    async def move(self, message: MoveTrajectories) -> Moving:
+        return self._mover.order(self._known(message.source), self._known(message.target), message)
+
     @handler
     async def served(self, message: Served) -> None:
         self._tokens += message.tokens
         engine = self._engines.get(message.engine)
+        if engine is not None and engine.host is not None and message.load is not None:
+            engine.measured, engine.measured_at = message.load, asyncio.get_running_loop().time()
         for id_ in message.request_ids:
             if engine is None or engine.in_flight.pop(id_, None) is None:
                 self._counters["late_answers"] += 1  # it was declared dead, and its requests were moved
@@ -270,14 +293,14 @@ class LLMProxy(Actor):
     async def _suspend(self, engine: EngineEntry) -> None:
         if engine.state == "serving":
             engine.state = "suspended"
-        await self._host(engine, HostSuspend(), Acknowledged, SUSPEND_TIMEOUT_S)
+        await self.ask_host(engine, HostSuspend(), Acknowledged, SUSPEND_TIMEOUT_S)
 
     @handler(urgent=True)
     async def update(self, message: Update) -> AsyncIterator[Progress]:
         yield Accepted(message.engine)
         engine = self._known(message.engine)
         engine.version = None  # what it held is gone, whatever comes
-        receipt = await self._host(engine, HostUpdate(message.version), Receipt, UPDATE_TIMEOUT_S)
+        receipt = await self.ask_host(engine, HostUpdate(message.version), Receipt, UPDATE_TIMEOUT_S)
         yield Done(message.version, receipt)
 
     @handler(urgent=True)
@@ -292,16 +315,18 @@ class LLMProxy(Actor):
         proven = engine.version if version is None else version
         if proven is None:
             raise ValueError(f"engine {engine.name} has no accepted receipt: it cannot serve")
-        await self._host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
+        await self.ask_host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
         engine.state, engine.version = "serving", proven
 
-    async def _host(self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float) -> T:
+    async def ask_host(
+        self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float, *, retries: int = 0
+    ) -> T:
         """Ask an engine's host. Raises ``PeerLost`` where the engine is gone, be it after it has answered."""
         about = f"engine {engine.name}"
         host = engine.host
         if host is None:
             raise PeerLost(f"{about} is {engine.state}: it cannot take {type(message).__name__}")
-        answer = await self.node.ask(host, message, reply, timeout_s=timeout_s, about=about)
+        answer = await self.node.ask(host, message, reply, timeout_s=timeout_s, retries=retries, about=about)
         if engine.host is not host:
             raise PeerLost(f"{about} died after {type(message).__name__}")
         return answer
@@ -348,9 +373,8 @@ class LLMProxy(Actor):
         engine.restarts += restarting
         if engine.host is not None:
             self.node.lose(engine.host.node, reason)
-        engine.host, engine.version = None, None
-        engine.outbox.clear()
-        engine.ended.clear()
+        engine.lose()
+        self._mover.gone(name)
         self._counters["engine_deaths"] += 1
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
@@ -358,7 +382,7 @@ class LLMProxy(Actor):
         if self._none_left():
             waiting, self._queued = self._queued, {}
             for add in waiting.values():
-                self._fail(add, f"no engine is left; the last, {name}: {reason}")
+                self.fail(add, f"no engine is left; the last, {name}: {reason}")
             self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
 
     def _none_left(self) -> bool:
@@ -369,19 +393,20 @@ class LLMProxy(Actor):
         # A trajectory may have several: the engine tells of an answer later than the trajectory's next request comes.
         running = {add.request.trajectory for add in moving.values()} & self._holder.keys()
         for trajectory in running:
-            del self._holder[trajectory]
+            if self._holder[trajectory] == engine.name:
+                del self._holder[trajectory]
         for id_, add in moving.items():
             del self._where[id_]
             self._moves[id_] += 1
             if add.request.trajectory not in running:
-                self._fail(add, f"its trajectory has ended, and {reason}")
+                self.fail(add, f"its trajectory has ended, and {reason}")
             elif self._none_left() or self._moves[id_] > MAX_MOVES:
-                self._fail(add, reason)
+                self.fail(add, reason)
             else:
                 self._counters["requests_moved"] += 1
-                self._route(add)
+                self.route(add)
 
-    def _fail(self, add: Add, reason: str) -> None:
+    def fail(self, add: Add, reason: str) -> None:
         self._counters["requests_failed"] += 1
         self._forget(add.request.request_id)
         self.node.tell(add.reply_to, RequestFailed(add.request.request_id, reason))
@@ -401,17 +426,9 @@ class LLMProxy(Actor):
 
     @handler(urgent=True)
     async def describe(self, message: DescribeProxy) -> ProxyState:
+        now = asyncio.get_running_loop().time()
+        held = Counter(self._holder.values())
         engines = [
-            EngineState(
-                e.name,
-                e.state,
-                e.hardware_class,
-                e.version,
-                len(e.in_flight),
-                e.restarts,
-                e.limits.max_sequences,
-                dict(Counter(add.domain for add in e.in_flight.values())),
-            )
-            for e in self._engines.values()
+            engine.describe(now, held[engine.name], *self._mover.ago(engine.name)) for engine in self._engines.values()
         ]
         return ProxyState(engines, len(self._queued), self._tokens, dict(+self._counters))

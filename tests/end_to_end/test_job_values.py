@@ -28,6 +28,7 @@ from hwprobe import build_affinity_map, probe
         "rollout.max_sequences=0",
         "rollout.temperature=.nan",
         "rollout.turn_timeout_s=0",
+        "rollout.load_every_s=0",
         "train.threads=0",
         "train.steps=0",
         "train.groups_per_step=0",

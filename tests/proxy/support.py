@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
-from actors.proxy.engines.protocol import Completion, EngineLimits, FinishReason, GenerateRequest
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.messages import (
     Accepted,
     Acknowledged,
@@ -23,17 +23,20 @@ from actors.proxy.messages import (
     HostAbort,
     HostAdd,
     HostForget,
+    HostRelease,
     HostResume,
     HostSuspend,
     HostUpdate,
     Progress,
     ProxyState,
+    Released,
     RequestFailed,
     Resume,
     Served,
     Stage,
     Staged,
     Suspend,
+    Unfinished,
     Update,
 )
 from actors.proxy.proxy import LLMProxy
@@ -74,6 +77,11 @@ class ScriptedHost(Actor):
         self.suspends_at_once = asyncio.Event()
         self.suspends_at_once.set()
         self.manifest: Manifest | None = None
+        self.requests: dict[str, GenerateRequest] = {}  # as they came last
+        self.sampled: dict[str, Begun] = {}  # of those that it holds; nothing of the others
+        self.releases_at_once = asyncio.Event()
+        self.releases_at_once.set()
+        self.answers_releases = True
         self.wrong_receipts = 0  # how many of the next ones are for a tensor that differs
 
     @handler
@@ -82,6 +90,7 @@ class ScriptedHost(Actor):
         for one, reply_to in zip(message.requests, message.reply_to, strict=True):
             self.log.append(f"add {one.request_id}")
             self.held[one.request_id] = reply_to
+            self.requests[one.request_id] = one
         self.log += [f"forget {trajectory}" for trajectory in message.ended]
 
     @handler
@@ -89,6 +98,15 @@ class ScriptedHost(Actor):
         self.log.append(f"abort {message.request_id}")
         if message.request_id in self.held:
             self.answer(message.request_id, "aborted")
+
+    @handler(concurrent=True)
+    async def release(self, message: HostRelease) -> Released:
+        await self.releases_at_once.wait()
+        here = [id_ for id_ in message.request_ids if self.held.pop(id_, None) is not None]
+        self.log += [f"release {id_}" for id_ in here]
+        if not self.answers_releases:
+            await asyncio.Event().wait()
+        return Released([Unfinished(id_, self.sampled.get(id_)) for id_ in here])
 
     @handler
     async def forget(self, message: HostForget) -> None:
@@ -137,11 +155,13 @@ class Asker(Actor):
     def __init__(self) -> None:
         self.finished: list[tuple[str, str]] = []  # request, engine
         self.aborted: list[str] = []
+        self.tokens: dict[str, list[int]] = {}  # of the last answer to a request
         self.failed: list[tuple[str, str]] = []  # request, reason
 
     @handler
     async def take(self, message: Finished) -> None:
         for one in message.completions:
+            self.tokens[one.request_id] = one.tokens.tolist()
             if one.finish_reason == "aborted":
                 self.aborted.append(one.request_id)
             else:

@@ -11,18 +11,21 @@ import numpy as np
 import pytest
 
 from actors.core import Actor, Node, Ref, handler
-from actors.proxy.engines.host import EngineHost, NotServable, StagingOvertaken
-from actors.proxy.engines.protocol import Completion, GenerateRequest
+from actors.proxy.engines.host import LOAD_EVERY_S, EngineHost, Gpus, NotServable, StagingOvertaken
+from actors.proxy.engines.load import EngineLoad
+from actors.proxy.engines.protocol import Begun, Completion, GenerateRequest
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
     HostAbort,
     HostAdd,
     HostForget,
+    HostRelease,
     HostResume,
     HostScore,
     HostSuspend,
     HostUpdate,
+    Released,
     RequestFailed,
     Scored,
     Served,
@@ -32,6 +35,7 @@ from actors.proxy.messages import (
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Manifest, Receipt, TensorFact
 from actors.weightsync.messages import Block, Blocks, Fetch
+from hwprobe.telemetry import GpuFigures
 from tests.proxy.scripted_engine import ScriptedEngine
 from tests.support.loops import run, settle, until
 
@@ -56,6 +60,7 @@ class Peer(Actor):
         self.failed: list[tuple[str, str]] = []
         self.served: list[str] = []
         self.tokens = 0
+        self.loads: list[EngineLoad] = []
         self.gates: dict[int, asyncio.Event] = {}  # version -> may be sent
 
     @handler
@@ -71,6 +76,8 @@ class Peer(Actor):
     async def on_served(self, message: Served) -> None:
         self.served += message.request_ids
         self.tokens += message.tokens
+        if message.load is not None:
+            self.loads.append(message.load)
 
     @handler
     async def fetch(self, message: Fetch) -> AsyncIterator[Blocks]:
@@ -108,12 +115,14 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world(*, gpus: Gpus | None = None, load_every_s: float = LOAD_EVERY_S) -> AsyncIterator[World]:
     async with Node("n") as node:
         peer = Peer()
         me = await node.spawn(lambda: peer, "peer", restarts=0)
         made = World(node, ScriptedEngine(), peer, me)
-        host = EngineHost("e0", made.engine, me, Spans("e0"), made.failures.append)
+        host = EngineHost(
+            "e0", made.engine, me, Spans("e0"), made.failures.append, gpus=gpus, load_every_s=load_every_s
+        )
         made.host = await node.spawn(lambda: host, "engine", restarts=0)
         try:
             yield made
@@ -223,6 +232,106 @@ def test_trajectories_that_ended_are_forgotten_after_the_requests_that_brought_t
             made.engine.gate.set()
             await until(lambda: len(made.peer.served) == 2)
             assert made.engine.log == ["add a", "step", "add b", "forget x", "forget y", "step"]
+
+    run(test())
+
+
+# ---- requests that leave -------------------------------------------------------------------------------------------
+
+
+def test_what_is_let_go_is_given_back_with_its_tokens_between_two_steps_and_answered_to_nobody() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=5)
+            await until(made.engine.in_step.is_set)
+            made.add("b", tokens=5)
+            releasing = asyncio.create_task(made.ask(HostRelease(["a", "b", "unknown"]), Released))
+            await settle()
+            assert not releasing.done()
+            made.engine.gate.set()
+            running, waiting = (await releasing).requests
+            assert (running.request_id, running.begun.tokens.tolist(), running.begun.versions.tolist()) == (
+                "a",
+                [0],
+                [0],
+            )
+            assert (waiting.request_id, waiting.begun) == ("b", None)
+            await until(lambda: made.peer.tokens == 1)  # what it sampled counts, though it answered nothing
+            assert (made.peer.finished, made.peer.served) == ([], [])
+            made.node.tell(made.host, HostAbort("a"))
+            await made.ask(HostSuspend())
+            assert made.peer.finished == []
+
+    run(test())
+
+
+def test_what_was_answered_before_it_could_be_let_go_is_missing_in_the_answer() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.gate.clear()
+            made.add("a", tokens=1)
+            await until(made.engine.in_step.is_set)
+            releasing = asyncio.create_task(made.ask(HostRelease(["a"]), Released))
+            await settle()
+            made.engine.gate.set()
+            assert (await releasing).requests == []
+            await until(lambda: made.peer.served == ["a"])
+            assert len(made.peer.finished) == 1
+
+    run(test())
+
+
+def test_tokens_that_a_request_brings_are_not_counted_again() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            begun = Begun(np.zeros(2, np.int32), np.zeros(2, np.float32), np.zeros(2, np.int32))
+            request = GenerateRequest("a", "a", np.zeros(2, np.int32), max_tokens=5, begun=begun)
+            made.node.tell(made.host, HostAdd([request], [made.me]))
+            await until(lambda: made.peer.served == ["a"])
+            assert made.peer.tokens == 5 - 2  # the scripted engine samples all five
+
+    run(test())
+
+
+# ---- load ----------------------------------------------------------------------------------------------------------
+
+
+class ScriptedGpus:
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def take(self) -> GpuFigures:
+        return GpuFigures(
+            state="measuring", samples=1, utilisation=0.7, memory_used=1, memory_total=2, devices=("GPU-1",), errors={}
+        )
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_the_proxy_hears_how_loaded_the_engine_is_while_a_step_runs_and_while_none_does() -> None:
+    async def test() -> None:
+        gpus = ScriptedGpus()
+        async with world(gpus=gpus, load_every_s=0.02) as made:
+            await made.begin()
+            await until(lambda: made.peer.loads and made.peer.loads[-1].occupancy == 0.0)
+            made.engine.gate.clear()
+            for name in ("a", "b"):
+                made.add(name, tokens=3)
+            await until(made.engine.in_step.is_set)
+            told = len(made.peer.loads)
+            await until(lambda: len(made.peer.loads) >= told + 3)
+            load = made.peer.loads[-1]  # of 8 places; the second request may still wait for the step to end
+            assert load.occupancy in (1 / 8, 2 / 8)
+            assert (load.busy, load.figure, load.load) == (1.0, "gpu_utilisation", 0.7)
+            made.engine.gate.set()
+            await until(lambda: len(made.peer.served) == 2)
+            await until(lambda: made.peer.loads[-1].occupancy == 0.0)
+        assert gpus.stopped
 
     run(test())
 

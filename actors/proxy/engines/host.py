@@ -7,6 +7,7 @@ Invariants:
 
 - only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in no time
   by the actor and takes effect after at most one step (loop and thread take turns: ``actors.proxy.engines.turns``);
+- every request that was taken is answered once, or given back once (``HostRelease``), never both;
 - a suspended or weightless engine makes no step, and only a suspended one is given weights;
 - a request that is for a later version than the engine has waits here, and joins the engine with that version;
 - an engine that raises from anything but a question ends the process, with that error as its last word.
@@ -22,12 +23,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from actors.core import Actor, Ref, handler
-from actors.proxy.engines.protocol import Completion, Engine, EngineRefusal, GenerateRequest, nothing_sampled
+from actors.proxy.engines.load import LoadMeter, engine_load
+from actors.proxy.engines.protocol import (
+    Begun,
+    Completion,
+    Engine,
+    EngineRefusal,
+    GenerateRequest,
+    nothing_sampled,
+)
 from actors.proxy.engines.turns import Turns
 from actors.proxy.messages import (
     Acknowledged,
@@ -35,15 +45,18 @@ from actors.proxy.messages import (
     HostAbort,
     HostAdd,
     HostForget,
+    HostRelease,
     HostResume,
     HostScore,
     HostSuspend,
     HostUpdate,
+    Released,
     RequestFailed,
     Scored,
     Served,
     Stage,
     Staged,
+    Unfinished,
 )
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Receipt
@@ -51,6 +64,8 @@ from actors.weightsync.receiver import StagedVersion, fetch
 
 if TYPE_CHECKING:
     import torch
+
+    from hwprobe.telemetry import GpuFigures
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -61,6 +76,22 @@ IDLE_WAIT_S = 1.0
 
 SERVED_EVERY_S = 0.05
 """How often the proxy hears which requests were answered. An engine that dies within it has them answered twice."""
+
+
+LOAD_EVERY_S = 1.0
+"""How often the proxy hears how loaded the engine is."""
+
+
+class TellLoad(msgspec.Struct, frozen=True):
+    """From the host to itself."""
+
+
+class Gpus(Protocol):
+    """What measures the GPUs of this process: ``hwprobe.telemetry``."""
+
+    def take(self) -> GpuFigures: ...
+
+    def stop(self) -> None: ...
 
 
 class NotServable(RuntimeError):
@@ -94,6 +125,7 @@ class EngineThread:
         self._has_weights = False
         self._version = -1
         self._stopping = False
+        self.meter = LoadMeter(engine.limits.max_sequences)
         self.turns = Turns(deliver, news)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -138,12 +170,24 @@ class EngineThread:
 
     def abort(self, request_id: str) -> None:
         def action() -> None:
-            early = self._early.pop(request_id, None)
-            completion = self._engine.abort(request_id) if early is None else nothing_sampled(early)
+            completion = self._take_out(request_id)
             if completion is not None:
                 self._post(self._deliver, [completion])
 
         self.order(action)
+
+    def _take_out(self, request_id: str) -> Completion | None:
+        early = self._early.pop(request_id, None)
+        return self._engine.abort(request_id) if early is None else nothing_sampled(early)
+
+    def release(self, request_ids: Sequence[str]) -> asyncio.Future[list[Completion]]:
+        """What those that are still here have by now; they are here no more, and nobody was told."""
+
+        def action() -> list[Completion]:
+            found = (self._take_out(id_) for id_ in request_ids)
+            return [completion for completion in found if completion is not None]
+
+        return self.call(action)
 
     def suspend(self) -> asyncio.Future[None]:
         """Done once no step is running, nor will be before ``resume``."""
@@ -192,9 +236,13 @@ class EngineThread:
         if self._stopping:
             self._engine.close()
             return False
-        if self._serving and self._engine.unfinished() > 0:
+        unfinished = self._engine.unfinished()
+        steps = self._serving and unfinished > 0
+        self.meter.note(unfinished, stepping=steps)
+        if steps:
             start = time.time()
             completions = self._engine.step()
+            self.meter.note(self._engine.unfinished())
             self._spans.busy("generate", start, time.time())
             self.turns.ended(list(completions), nothing=not completions and not orders)
         return True
@@ -215,13 +263,25 @@ class EngineHost(Actor):
     """See the module docstring."""
 
     def __init__(
-        self, name: str, engine: Engine, proxy: Ref, spans: Spans, failed: Callable[[BaseException], None]
+        self,
+        name: str,
+        engine: Engine,
+        proxy: Ref,
+        spans: Spans,
+        failed: Callable[[BaseException], None],
+        *,
+        gpus: Gpus | None = None,
+        load_every_s: float = LOAD_EVERY_S,
     ) -> None:
+        """``gpus``: what measures those of this process, and ends with this actor."""
         self._name = name
         self._engine = engine
         self._proxy = proxy
         self._spans = spans
+        self._gpus = gpus
+        self._load_every_s = load_every_s
         self._reply_to: dict[str, Ref] = {}
+        self._brought: dict[str, int] = {}  # tokens that requests had when they came
         self._served: list[str] = []
         self._served_tokens = 0
         self._telling: asyncio.TimerHandle | None = None
@@ -232,8 +292,13 @@ class EngineHost(Actor):
     def _news(self) -> bool:
         return self.node.news()  # which an actor has once it was spawned
 
+    async def on_start(self) -> None:
+        self.every(self._load_every_s, TellLoad())
+
     async def on_stop(self) -> None:
         await self._thread.stop(2.0)
+        if self._gpus is not None:
+            self._gpus.stop()
         if self._telling is not None:
             self._telling.cancel()
             self._tell_served()
@@ -244,12 +309,22 @@ class EngineHost(Actor):
     async def add(self, message: HostAdd) -> None:
         for request, reply_to in zip(message.requests, message.reply_to, strict=True):
             self._reply_to[request.request_id] = reply_to
+            if request.begun is not None:
+                self._brought[request.request_id] = len(request.begun.tokens)
             self._thread.add(request)
         self._forget(message.ended)
 
     @handler
     async def abort(self, message: HostAbort) -> None:
         self._thread.abort(message.request_id)
+
+    @handler(concurrent=True, cancellable=False)
+    async def release(self, message: HostRelease) -> Released:
+        completions = await self._thread.release(message.request_ids)
+        for completion in completions:
+            self._reply_to.pop(completion.request_id, None)
+        self._account([], self._sampled_here(completions))
+        return Released([_unfinished(completion) for completion in completions])
 
     @handler
     async def forget(self, message: HostForget) -> None:
@@ -270,7 +345,11 @@ class EngineHost(Actor):
                 by_asker.setdefault(reply_to, []).append(completion)
         for asker, batch in by_asker.items():
             self.node.tell(asker, Finished(self._name, batch))
-        self._account([c.request_id for c in completions], sum(len(c.tokens) for c in completions))
+        self._account([c.request_id for c in completions], self._sampled_here(completions))
+
+    def _sampled_here(self, completions: Sequence[Completion]) -> int:
+        """Tokens that these requests did not bring with them."""
+        return sum(len(each.tokens) - self._brought.pop(each.request_id, 0) for each in completions)
 
     def _account(self, request_ids: Sequence[str], tokens: int) -> None:
         """Tell the proxy, which only counts what is under way, a little later: one message for several steps."""
@@ -285,7 +364,14 @@ class EngineHost(Actor):
         tokens, self._served_tokens = self._served_tokens, 0
         self.node.tell(self._proxy, Served(self._name, served, tokens))
 
+    @handler
+    async def tell_load(self, message: TellLoad) -> None:
+        occupancy, busy = self._thread.meter.take()
+        load = engine_load(occupancy, busy, None if self._gpus is None else self._gpus.take())
+        self.node.tell(self._proxy, Served(self._name, [], 0, load))
+
     def _refuse(self, request_id: str, reason: str) -> None:
+        self._brought.pop(request_id, None)
         reply_to = self._reply_to.pop(request_id, None)
         if reply_to is not None:
             self.node.tell(reply_to, RequestFailed(request_id, f"refused by engine {self._name}: {reason}"))
@@ -338,3 +424,10 @@ class EngineHost(Actor):
     async def score(self, message: HostScore) -> Scored:
         tokens = np.asarray(message.tokens)
         return Scored(await self._thread.call(lambda: self._engine.score(tokens)))
+
+
+def _unfinished(completion: Completion) -> Unfinished:
+    if not len(completion.tokens):
+        return Unfinished(completion.request_id, None)
+    begun = Begun(completion.tokens, completion.logprobs, completion.versions)
+    return Unfinished(completion.request_id, begun)

@@ -15,10 +15,11 @@ import msgspec
 
 from actors.core.hosting import ChildContext, read_settings, run_child
 from actors.proxy.engines import EngineKind, make_engine
-from actors.proxy.engines.host import EngineHost
+from actors.proxy.engines.host import LOAD_EVERY_S, EngineHost
 from actors.proxy.engines.protocol import Engine, EngineLimits
 from actors.proxy.messages import Acknowledged, EngineReady
 from actors.telemetry import Spans, report_spans
+from hwprobe.telemetry import GpuTelemetry
 
 READY_TIMEOUT_S = 30.0
 
@@ -32,6 +33,7 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: EngineLimits
     seed: int
     proxy_actor: str = "proxy"
+    load_every_s: float = LOAD_EVERY_S  # how often it is measured, and told, how loaded the engine is
 
 
 async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
@@ -41,7 +43,13 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     engine = _build(settings)
     spans = Spans(name)
     proxy = context.parent(settings.proxy_actor)
-    host = await context.node.spawn(lambda: EngineHost(name, engine, proxy, spans, context.fail), "engine", restarts=0)
+    every_s = settings.load_every_s
+
+    def hosted() -> EngineHost:
+        gpus = GpuTelemetry(every_s)
+        return EngineHost(name, engine, proxy, spans, context.fail, gpus=gpus, load_every_s=every_s)
+
+    host = await context.node.spawn(hosted, "engine", restarts=0)
     ready = EngineReady(name, host, engine.limits, time.monotonic() - start)
     await context.node.ask(proxy, ready, Acknowledged, timeout_s=READY_TIMEOUT_S, retries=3)
     context.node.background(report_spans(context.node, context.spec.telemetry, spans))

@@ -1,0 +1,291 @@
+"""An engine's host on virtual time: the messages of ``actors.proxy.engines.host``, the times of the roofline.
+
+Invariants:
+
+- it says what the real host says, in the same order: requests are answered once or given back once, orders take effect
+  between two steps, a suspended engine makes none;
+- a token depends on the request's seed and its place alone (``token_at``), so that what was moved can be compared with
+  what was not;
+- events, not tokens, cost time: steps that are alike are taken at once, and cut at the next boundary when an order
+  comes.
+
+An engine does one thing at a time: a prefill that waits goes first, and gives one token; else a step for all that
+decode. What of a trajectory's prefix it has computed before is not computed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from actors.core import Actor, Ref, handler
+from actors.proxy.engines.load import LoadMeter, engine_load
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
+from actors.proxy.engines.seeds import mix
+from actors.proxy.messages import (
+    Acknowledged,
+    Finished,
+    HostAbort,
+    HostAdd,
+    HostForget,
+    HostRelease,
+    HostResume,
+    HostSuspend,
+    HostUpdate,
+    Released,
+    Served,
+    Unfinished,
+)
+from actors.weightsync.manifest import Receipt
+from hwprobe.cost import DeviceCost, ModelSize
+from hwprobe.telemetry import GpuFigures
+
+T = TypeVar("T")
+
+VOCABULARY = 1000
+LOAD_EVERY_S = 1.0
+
+
+def token_at(seed: int, place: int) -> int:
+    """What the ``place``-th token of a request with this seed is, on every such engine."""
+    return int(mix(np.array([seed]), np.array([place]))[0] % np.uint64(VOCABULARY))
+
+
+class TellLoad(msgspec.Struct, frozen=True):
+    """From the host to itself."""
+
+
+class _Row:
+    """A request that is here."""
+
+    def __init__(self, request: GenerateRequest, reply_to: Ref) -> None:
+        self.request = request
+        self.reply_to = reply_to
+        begun = request.begun
+        self.tokens: list[int] = [] if begun is None else begun.tokens.tolist()
+        self.logprobs: list[float] = [] if begun is None else begun.logprobs.tolist()
+        self.versions: list[int] = [] if begun is None else begun.versions.tolist()
+        self.brought = len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def left(self) -> int:
+        return self.request.max_tokens - len(self.tokens)
+
+    def sample(self, version: int, count: int) -> None:
+        places = range(len(self.tokens), len(self.tokens) + count)
+        tokens = [token_at(self.request.seed or 0, place) for place in places]
+        self.tokens += tokens
+        self.logprobs += [-token / VOCABULARY for token in tokens]
+        self.versions += [version] * count
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            self.request.request_id,
+            np.array(self.tokens, np.int32),
+            np.array(self.logprobs, np.float32),
+            np.array(self.versions, np.int32),
+            reason,
+        )
+
+
+class SimulatedHost(Actor):
+    """See the module docstring. Weights are taken from nowhere: an ``HostUpdate`` is a version, nothing else."""
+
+    def __init__(
+        self,
+        name: str,
+        proxy: Ref,
+        cost: DeviceCost,
+        *,
+        limits: EngineLimits,
+        model: ModelSize | None = None,
+        load_every_s: float = LOAD_EVERY_S,
+    ) -> None:
+        self._name = name
+        self._proxy = proxy
+        self._cost = cost
+        self._model = model or ModelSize()
+        self.limits = limits
+        self._load_every_s = load_every_s
+        self._loop = asyncio.get_running_loop()
+        self.meter = LoadMeter(limits.max_sequences, self._loop.time)
+        self.version: int | None = None
+        self._serving = False
+        self._waiting: dict[str, _Row] = {}
+        self._fresh: dict[str, _Row] = {}  # have a place, and are to be prefilled
+        self._decoding: dict[str, _Row] = {}
+        self._cached: dict[str, int] = {}  # trajectory -> tokens
+        self._orders: list[Callable[[], None]] = []
+        self._step: asyncio.TimerHandle | None = None
+        self._since = 0.0
+        self._step_s = 0.0  # of the decoding under way; 0 while it prefills or rests
+        self._steps = 0  # taken at once
+        self.telling = True  # whether its telemetry works
+
+    async def on_start(self) -> None:
+        self.every(self._load_every_s, TellLoad())
+
+    async def on_stop(self) -> None:
+        if self._step is not None:
+            self._step.cancel()
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    @handler
+    async def add(self, message: HostAdd) -> None:
+        for request, reply_to in zip(message.requests, message.reply_to, strict=True):
+            self._waiting[request.request_id] = _Row(request, reply_to)
+        for trajectory in message.ended:
+            self._cached.pop(trajectory, None)
+        self._order(lambda: None)
+
+    @handler
+    async def abort(self, message: HostAbort) -> None:
+        def action() -> None:
+            row = self._take_out(message.request_id)
+            if row is not None:
+                self._answer([row], "aborted")
+
+        self._order(action)
+
+    @handler(concurrent=True, cancellable=False)
+    async def release(self, message: HostRelease) -> Released:
+        rows = await self._between_steps(lambda: [self._take_out(id_) for id_ in message.request_ids])
+        here = [row for row in rows if row is not None]
+        self._account([], here)
+        return Released([_unfinished(row) for row in here])
+
+    @handler
+    async def forget(self, message: HostForget) -> None:
+        for trajectory in message.trajectories:
+            self._cached.pop(trajectory, None)
+
+    @handler(concurrent=True, cancellable=False)
+    async def suspend(self, message: HostSuspend) -> Acknowledged:
+        await self._between_steps(lambda: self._serve(False))
+        return Acknowledged()
+
+    @handler(cancellable=False)
+    async def update(self, message: HostUpdate) -> Receipt:
+        """Raises ``ValueError`` for an engine that serves."""
+        if self._serving:
+            raise ValueError(f"version {message.version} is for a suspended engine, and {self._name} serves")
+        self.version = message.version
+        self._cached.clear()
+        self._fresh |= self._decoding
+        self._decoding.clear()
+        return Receipt(message.version, self._name, {}, np.zeros(1, np.float32))
+
+    @handler(concurrent=True, cancellable=False)
+    async def resume(self, message: HostResume) -> Acknowledged:
+        await self._between_steps(lambda: self._serve(True))
+        return Acknowledged()
+
+    def _serve(self, serving: bool) -> None:
+        self._serving = serving
+
+    @handler
+    async def tell_load(self, message: TellLoad) -> None:
+        occupancy, busy = self.meter.take()
+        if self.telling:
+            figures = GpuFigures(
+                state="measuring",
+                samples=1,
+                utilisation=busy,
+                memory_used=0,
+                memory_total=0,
+                devices=(f"GPU-{self._name}",),
+                errors={},
+            )
+            self.node.tell(self._proxy, Served(self._name, [], 0, engine_load(occupancy, busy, figures)))
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _between_steps(self, action: Callable[[], T]) -> asyncio.Future[T]:
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._order(lambda: result.set_result(action()))
+        return result
+
+    def _order(self, action: Callable[[], None]) -> None:
+        """Between two steps: now, or at the end of the one that runs."""
+        self._orders.append(action)
+        if self._step is None:
+            self._go_on()
+        elif self._step_s:  # several are taken at once: the last of them is the one that runs now
+            self._steps = min(self._steps, math.floor((self._loop.time() - self._since) / self._step_s) + 1)
+            self._step.cancel()
+            self._step = self._loop.call_at(self._since + self._steps * self._step_s, self._decoded)
+
+    def _go_on(self) -> None:
+        """Carry out what was ordered, take in what there is room for, then prefill or decode."""
+        orders, self._orders = self._orders, []
+        for action in orders:
+            action()
+        self._step, self._step_s, self._since = None, 0.0, self._loop.time()
+        if self._serving:
+            self._begin_step()
+        self.meter.note(len(self._waiting) + len(self._fresh) + len(self._decoding), stepping=self._step is not None)
+
+    def _begin_step(self) -> None:
+        for id_, row in list(self._waiting.items()):
+            if len(self._fresh) + len(self._decoding) >= self.limits.max_sequences:
+                break
+            if row.request.from_version <= (self.version or 0):
+                self._fresh[id_] = self._waiting.pop(id_)
+        if self._fresh:
+            id_, row = next(iter(self._fresh.items()))
+            known = min(self._cached.get(row.request.trajectory, 0), row.length - 1)
+            takes_s = self._cost.prefill_s(self._model, row.length - known)
+            self._step = self._loop.call_later(takes_s, self._prefilled, id_)
+        elif self._decoding:
+            rows = self._decoding.values()
+            context = sum(row.length for row in rows) / len(rows)
+            self._steps = min(row.left for row in rows)
+            self._step_s = self._cost.step_s(self._model, len(rows), context + self._steps / 2)
+            self._step = self._loop.call_at(self._since + self._steps * self._step_s, self._decoded)
+
+    def _prefilled(self, id_: str) -> None:
+        row = self._decoding[id_] = self._fresh.pop(id_)
+        self._sampled([row], 1)
+
+    def _decoded(self) -> None:
+        self._sampled(list(self._decoding.values()), self._steps)
+
+    def _sampled(self, rows: list[_Row], count: int) -> None:
+        for row in rows:
+            row.sample(self.version or 0, count)
+            self._cached[row.request.trajectory] = row.length
+        done = [row for row in rows if not row.left]
+        for row in done:
+            del self._decoding[row.request.request_id]
+        self._answer(done, "length")
+        self._go_on()
+
+    def _take_out(self, id_: str) -> _Row | None:
+        found = (place.pop(id_, None) for place in (self._waiting, self._fresh, self._decoding))
+        return next((row for row in found if row is not None), None)
+
+    def _answer(self, rows: Sequence[_Row], reason: FinishReason) -> None:
+        for row in rows:
+            self.node.tell(row.reply_to, Finished(self._name, [row.completion(reason)]))
+        if rows:
+            self._account([row.request.request_id for row in rows], rows)
+
+    def _account(self, ids: list[str], rows: Sequence[_Row]) -> None:
+        tokens = sum(len(row.tokens) - row.brought for row in rows)
+        self.node.tell(self._proxy, Served(self._name, ids, tokens))
+
+
+def _unfinished(row: _Row) -> Unfinished:
+    done = row.completion("aborted")
+    begun = Begun(done.tokens, done.logprobs, done.versions) if row.tokens else None
+    return Unfinished(row.request.request_id, begun)
