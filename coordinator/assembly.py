@@ -39,6 +39,7 @@ from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
 from coordinator.resources.rebinder import Rebinder
 from coordinator.roles import START, RoleContext
+from coordinator.scheduling.hotwatch import HotWatch
 from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.scheduling.succession import Found
 from coordinator.takeover import Led, Takeover, take_over
@@ -118,11 +119,17 @@ class Assembly:
         finally:
             finding.cancel()
             await asyncio.gather(finding, return_exceptions=True)
-        affinity = self._sitting.launch.job.rollout.affinity
-        if affinity:
-            say = self._sitting.progress.note
-            self._node.background(Rebinder(self._node, peers.proxy, affinity, say=say).run())
+        self._even_out(peers.proxy)
         return self._pipeline(peers)
+
+    def _even_out(self, proxy: Ref) -> None:
+        """Begin to look after the engines' load: between classes, and within one."""
+        rollout, say = self._sitting.launch.job.rollout, self._sitting.progress.note
+        if rollout.affinity:
+            self._node.background(Rebinder(self._node, proxy, rollout.affinity, say=say).run())
+        if rollout.hot_spots:
+            apart, authority = bool(rollout.affinity), self._sitting.authority
+            self._node.background(HotWatch(self._node, proxy, apart=apart, say=say, authority=authority).run())
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""

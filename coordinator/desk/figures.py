@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from actors.core.metrics import BOUNDS_S, ActorDescription, Description
 from actors.env.messages import EnvState
+from actors.proxy.engines.load import EngineLoad
 from actors.proxy.messages import ProxyState
 from coordinator.admin import RunState
 from coordinator.desk.exposition import Exposition
@@ -109,12 +110,33 @@ def add_proxy(text: Exposition, state: ProxyState) -> None:
         text.gauge("rollart_engine_serving", "Whether an engine serves.", engine.state == "serving", **where)
         text.gauge("rollart_engine_requests", "Requests at an engine.", engine.in_flight, **where)
         text.counter("rollart_engine_restarts", "How often an engine was started again.", engine.restarts, **where)
+        trajectories = "Trajectories that have their prefix at an engine."
+        text.gauge("rollart_engine_trajectories", trajectories, engine.trajectories, **where)
+        if engine.load is not None:
+            add_load(text, engine.load, engine.load_age_s, where)
         if engine.version is not None:
             text.gauge("rollart_engine_version", "The version an engine has proven to hold.", engine.version, **where)
     text.gauge("rollart_proxy_queued_requests", "Requests that no engine can take yet.", state.queued)
     text.counter("rollart_sampled_tokens", "Tokens that the engines sampled in this sitting.", state.tokens)
     for event, count in sorted(state.counters.items()):
         text.counter("rollart_proxy_events", "Events of the proxy, by kind.", count, event=event)
+
+
+def add_load(text: Exposition, load: EngineLoad, age_s: float, where: dict[str, str]) -> None:
+    """What an engine said last of how loaded it is. A GPU that does not answer has no utilisation here."""
+    text.gauge("rollart_engine_load_age_seconds", "Since an engine said how loaded it is.", age_s, **where)
+    occupancy, busy = "Share of a running batch's places in use.", "Share of its time in which an engine ran a step."
+    text.gauge("rollart_engine_occupancy_ratio", occupancy, load.occupancy, **where)
+    text.gauge("rollart_engine_busy_ratio", busy, load.busy, **where)
+    if load.figure == "gpu_utilisation" and load.load is not None:
+        utilisation = "Utilisation of an engine's busiest GPU, by its driver."
+        text.gauge("rollart_engine_gpu_utilisation_ratio", utilisation, load.load, **where)
+    if load.devices:
+        used, total = "Memory in use on an engine's GPUs.", "Memory of an engine's GPUs."
+        text.gauge("rollart_engine_gpu_memory_used_bytes", used, load.memory_used, **where)
+        text.gauge("rollart_engine_gpu_memory_bytes", total, load.memory_total, **where)
+    failures = "Queries to the driver of an engine's GPUs that failed."
+    text.counter("rollart_engine_gpu_errors", failures, load.errors, **where)
 
 
 def add_environments(text: Exposition, states: Sequence[EnvState]) -> None:

@@ -113,6 +113,18 @@ class HotSpots:
         self._gpus.pop(gpu, None)
         self.stuck.pop(gpu, None)
 
+    def remember(self, gpu: str, *, gave_at: float | None, took_at: float | None) -> None:
+        """What somebody else has ordered, by the same rules: an earlier leader."""
+        known = self._gpus.get(gpu)
+        if known is None:
+            return
+        for at in (at for at in (gave_at, took_at) if at is not None):
+            known.quiet_until = max(known.quiet_until, at + SETTLE_S)
+        if gave_at is not None:
+            known.gave_until = max(known.gave_until, gave_at + KEEP_S)
+        if took_at is not None:
+            known.keeps_until = max(known.keeps_until, took_at + KEEP_S)
+
     def decide(self, now: float) -> list[Migration]:
         """To be called after readings; what it returns is taken as ordered."""
         self.stuck = {}

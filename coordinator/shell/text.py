@@ -8,6 +8,7 @@ import msgspec
 
 from actors.core.metrics import BOUNDS_S
 from actors.env.messages import Followed
+from actors.proxy.messages import EngineState
 from coordinator.desk.messages import (
     Audit,
     Backlog,
@@ -24,6 +25,9 @@ from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.orders import TrajectoryLife
 from coordinator.shell.answers import Actors, Helps, Jobs
 from coordinator.shell.tables import counted, quantile, seconds, size, table
+
+STALE_S = 10.0
+"""What an engine said of its load longer ago is not shown as if it were so now."""
 
 
 @singledispatch
@@ -141,6 +145,18 @@ def _pools(answer: Pools) -> str:
     return "\n".join([table(head, rows, nothing="no devices"), *(f"warning: {warning}" for warning in answer.warnings)])
 
 
+def _load(engine: EngineState) -> str:
+    """ "95% gpu utilisation, 71 GiB", "40% occupancy", or why there is no figure"""
+    load = engine.load
+    if load is None:
+        return "not told"
+    figure = load.figure.replace("_", " ")
+    if engine.load_age_s > STALE_S:
+        return f"not told for {engine.load_age_s:.0f} s"
+    share = "?" if load.load is None else f"{load.load:.0%}"
+    return f"{share} {figure}" + (f", {size(load.memory_used)}" if load.devices else "")
+
+
 @text.register
 def _hosts(answer: HostList) -> str:
     rows = [
@@ -159,8 +175,11 @@ def _hosts(answer: HostList) -> str:
 
 @text.register
 def _engines(answer: Engines) -> str:
-    rows = [(e.name, e.state, e.hardware_class, e.version, e.in_flight, e.restarts) for e in answer.engines]
-    head = ("engine", "state", "class", "version", "in flight", "restarts")
+    rows = [
+        (e.name, e.state, e.hardware_class, e.version, e.in_flight, e.trajectories, _load(e), e.restarts)
+        for e in answer.engines
+    ]
+    head = ("engine", "state", "class", "version", "in flight", "trajectories", "load", "restarts")
     return "\n".join(
         [
             table(head, rows, nothing="there are no engines"),

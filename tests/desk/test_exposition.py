@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.core.metrics import ActorDescription, Description
 from actors.env.messages import EnvState, RunningTrajectory
+from actors.proxy.engines.load import EngineLoad
 from actors.proxy.messages import EngineState, ProxyState
 from bus.message import NodeAddress
 from coordinator.admin import RunState
@@ -106,14 +108,52 @@ async def everything() -> str:
     rules = Rules(groups_per_step=2, group_size=2, alpha=1, redundant_groups=0, temperature=1.0, seed=0)
     figures.add_run(text, RunState("lake", 10), RollingScheduler(rules, Ledger()))
     figures.add_balance(text, Balance(10, 3, {"env_failed": 2}, {"stale": 1}, 1, 2, 1))
-    engine = EngineState("engine-0", "serving", "CPU", 7, 5, 1)
-    figures.add_proxy(text, ProxyState([engine], 2, 1234, {"requests_moved": 1}))
+    load = EngineLoad(
+        figure="gpu_utilisation",
+        load=0.93,
+        occupancy=0.5,
+        busy=0.75,
+        devices=("GPU-1",),
+        memory_used=3 << 30,
+        memory_total=80 << 30,
+        errors=2,
+    )
+    engine = EngineState("engine-0", "serving", "CPU", 7, 5, 1, trajectories=12, load=load, load_age_s=0.5)
+    places = msgspec.structs.replace(load, figure="occupancy", load=0.5, devices=())
+    silent = msgspec.structs.replace(load, load=None)
+    others = [
+        msgspec.structs.replace(engine, name="engine-1", load=places),
+        msgspec.structs.replace(engine, name="engine-2", load=silent),
+        msgspec.structs.replace(engine, name="engine-3", load=None),
+    ]
+    figures.add_proxy(text, ProxyState([engine, *others], 2, 1234, {"requests_moved": 1}))
     running = RunningTrajectory("t1", 0, "train", 0, None, "engine", 0.1)
     figures.add_environments(text, [EnvState([running], {"stored": 3}), EnvState([running], {"stored": 4})])
     shard = Shard("zk1:2181")
     shard.of("write").took(0.003)
     figures.add_shards(text, [shard])
     return str(text)
+
+
+async def test_an_engines_load_is_told_under_the_name_of_what_it_is() -> None:
+    found = parsed(await everything())
+
+    def of(name: str, engine: str) -> float | None:
+        return found.get((name, (("engine", engine), ("hardware_class", "CPU"))))
+
+    assert of("rollart_engine_gpu_utilisation_ratio", "engine-0") == 0.93
+    assert of("rollart_engine_occupancy_ratio", "engine-0") == 0.5
+    assert of("rollart_engine_busy_ratio", "engine-0") == 0.75
+    assert of("rollart_engine_gpu_memory_used_bytes", "engine-0") == 3 << 30
+    assert of("rollart_engine_gpu_memory_bytes", "engine-0") == 80 << 30
+    assert of("rollart_engine_gpu_errors_total", "engine-0") == 2
+    assert of("rollart_engine_load_age_seconds", "engine-0") == 0.5
+    assert of("rollart_engine_trajectories", "engine-0") == 12
+    assert of("rollart_engine_occupancy_ratio", "engine-1") == 0.5
+    assert of("rollart_engine_gpu_memory_bytes", "engine-1") is None
+    for engine in ("engine-1", "engine-2", "engine-3"):
+        assert of("rollart_engine_gpu_utilisation_ratio", engine) is None
+    assert of("rollart_engine_occupancy_ratio", "engine-3") is None
 
 
 async def test_a_silent_node_is_down_and_has_no_other_figures() -> None:

@@ -142,6 +142,17 @@ def test_every_process_is_found_with_its_actors_and_their_figures(run: LiveRun) 
     assert engine["took_s"] > 0
 
 
+def test_how_loaded_the_engine_is_is_shown_under_its_name(run: LiveRun) -> None:
+    """It is told once a second, for the first time a second after the engine's start."""
+    for _ in range(60):
+        load = run.json("engines")["engines"][0]["load"]
+        if load is not None:
+            break
+    assert (load["figure"] == "gpu_utilisation") == bool(load["devices"])
+    assert 0 <= load["occupancy"] <= 1
+    assert 0 <= load["busy"] <= 1
+
+
 def test_each_part_of_the_run_is_shown(run: LiveRun) -> None:
     looks = ("engines", "queues", "versions", "shards", "hardware", "jobs")
     engines, queues, versions, shards, hardware, jobs = run.script(*looks)

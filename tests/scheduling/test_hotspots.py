@@ -115,6 +115,18 @@ def test_a_gpu_that_is_gone_is_forgotten() -> None:
     assert told(spots, range(8, 12), [("a", 0.95, 19)]) == []
 
 
+def test_what_an_earlier_leader_has_ordered_is_kept_to() -> None:
+    """b took at 0 s, and a gave: neither may do the opposite before 60 s."""
+    loads = [("a", 0.3, 6), ("b", 0.95, 19)]
+    spots = HotSpots()
+    told(spots, range(20, 21), loads)
+    spots.remember("a", gave_at=0.0, took_at=None)
+    spots.remember("b", gave_at=None, took_at=0.0)
+    spots.remember("unknown", gave_at=0.0, took_at=0.0)
+    assert told(spots, range(21, 60), loads) == []
+    assert moves(told(spots, range(60, 70), loads)) == [("b", "a", 6)]
+
+
 # ---- against a cluster in virtual time -----------------------------------------------------------------------------
 
 
