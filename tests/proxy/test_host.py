@@ -284,6 +284,21 @@ def test_what_was_answered_before_it_could_be_let_go_is_missing_in_the_answer() 
     run(test())
 
 
+def test_a_request_whose_version_is_yet_to_come_can_be_let_go() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            request = GenerateRequest("a", "a", np.zeros(2, np.int32), max_tokens=1, from_version=5)
+            made.node.tell(made.host, HostAdd([request], [made.me]))
+            (early,) = (await made.ask(HostRelease(["a"]), Released)).requests
+            assert (early.request_id, early.begun) == ("a", None)
+            await made.ask(HostSuspend())
+            await made.load(5)
+            assert not [line for line in made.engine.log if "add" in line or "abort" in line]
+
+    run(test())
+
+
 def test_tokens_that_a_request_brings_are_not_counted_again() -> None:
     async def test() -> None:
         async with world() as made:
