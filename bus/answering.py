@@ -22,7 +22,20 @@ import msgspec
 from bus.asking import WINDOW
 from bus.bounds import MESSAGE_OVERHEAD_BYTES, Account, Bounds
 from bus.codec import Decoder, Frame
-from bus.message import DeadlineExceeded, DecodeError, Failure, Header, Kind, Lane, Overloaded
+from bus.message import (
+    ASK,
+    ERROR,
+    REPLY,
+    STREAM,
+    TELL,
+    DeadlineExceeded,
+    DecodeError,
+    Failure,
+    Header,
+    Kind,
+    Lane,
+    Overloaded,
+)
 from bus.refusals import Refusals
 from bus.wire import Wire
 
@@ -72,10 +85,10 @@ class Request:
 
     def reply(self, value: Any) -> None:
         """Raises ``TypeError`` for what cannot travel; a reply that cannot be sent is counted."""
-        self._answering.answer(self, Kind.REPLY, value)
+        self._answering.answer(self, REPLY, value)
 
     def fail(self, error: Failure) -> None:
-        self._answering.answer(self, Kind.ERROR, error)
+        self._answering.answer(self, ERROR, error)
 
     async def stream(self, items: AsyncGenerator[Any, None]) -> None:
         """Send every item as the asker grants credit, then the end. Raises ``DeadlineExceeded`` without credit."""
@@ -153,7 +166,8 @@ class Answering:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     def on_request(self, header: Header, frames: Sequence[Frame], lane: Lane, now: float, alone: bool) -> None:
-        if header.kind is Kind.STREAM:
+        kind = header.kind
+        if kind is STREAM:
             feed = _Feed()
             if self._feeds.setdefault(_key(header), feed) is not feed:
                 self._wire.counters["duplicates"] += 1  # doubled on the way
@@ -161,7 +175,7 @@ class Answering:
         elif header.oldest and not self._first_time(header):
             return
         request = Request(self, header, frames, lane, alone)
-        if header.kind is Kind.ASK and self._asks.setdefault(_key(header), request) is not request:
+        if kind is ASK and self._asks.setdefault(_key(header), request) is not request:
             self._wire.counters["duplicates"] += 1  # of one without retries, doubled on the way
             return
         name = header.sender.name
@@ -216,11 +230,11 @@ class Answering:
     def answer(self, request: Request, kind: Kind, value: Any) -> None:
         """Send the answer to an ask or stream, and record it where it may be asked again."""
         header = request.header
-        if header.kind is Kind.TELL:
+        if header.kind is TELL:
             return
         body = self._wire.encode(value)
         type_ = type(value).__name__
-        if header.kind is Kind.STREAM:
+        if header.kind is STREAM:
             self._feeds.pop(_key(header), None)
         elif self._asks.pop(_key(header), None) is not request:
             return  # cancelled: what came of it is nobody's answer

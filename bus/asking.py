@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from bus.codec import Decoder, Frame
 from bus.deadlines import Deadlines
 from bus.message import (
+    ASK,
+    CONTROL,
+    ERROR,
     MAX_BUDGET_S,
     ActorStopped,
     BusError,
@@ -96,13 +100,13 @@ class Asking:
         self._asked[id_] = asked
         if retries:
             self._repeated.setdefault(to.name, {})[id_] = None
-        number = self._deadlines.add(deadline, lambda: self._expire(asked, timeout_s))
+        number = self._deadlines.add(deadline, partial(self._expire, asked, timeout_s))
         try:
             try:
                 self._send(id_, asked)
             except (PeerLost, PeerRestarted, Overloaded) as error:
                 raise type(error)(f"{asked.what}: {error}") from None
-            if lane is Lane.CONTROL:
+            if lane is CONTROL:
                 self._wire.expect()
             try:
                 result: T = await asked
@@ -129,7 +133,7 @@ class Asking:
         if sent < asked.retries:
             asked.resend = self._loop.call_later(RESEND_AFTER_S, self._resend, id_, asked, sent + 1)
         self._wire.send(
-            Kind.ASK,
+            ASK,
             asked.to,
             asked.lane,
             body=asked.body,
@@ -223,7 +227,7 @@ class Asking:
             reading.end(ProtocolMismatch(f"{reading.what}: {text}"))
 
     def _settle(self, asked: Asked, header: Header, frames: Sequence[Frame], at_once: bool) -> None:
-        if header.kind is Kind.ERROR:
+        if header.kind is ERROR:
             asked.fail(self._refusal(asked, frames))
             return
         try:

@@ -54,24 +54,24 @@ class Encoder:
 
     def __init__(self) -> None:
         self._frames: list[Frame] = []
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._array)
+        self._encode = msgspec.msgpack.Encoder(enc_hook=self._array).encode
 
     def encode(self, value: Any) -> list[Frame]:
         """Body first, then the large arrays' buffers (views, not copies: leave them unchanged until sent). Raises
         ``TypeError`` for what cannot travel, ``ValueError`` for what is too large."""
-        self._frames = []
         try:
-            body = self._encoder.encode(value)
+            body = self._encode(value)
             if len(body) > MAX_BODY_BYTES:
                 raise ValueError(
                     f"a {type(value).__name__} of {len(body)} bytes besides its large arrays: "
                     f"at most {MAX_BODY_BYTES} travel in one message"
                 )
-            return [body, *self._frames]
+            return [body, *self._frames] if self._frames else [body]
         except RecursionError:
             raise TypeError(f"cannot put a {type(value).__name__} in a message: it is nested too deeply") from None
         finally:
-            self._frames = []
+            if self._frames:
+                self._frames = []
 
     def _array(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):

@@ -27,7 +27,10 @@ from bus.asking import Asking
 from bus.bounds import MAX_FRAMES, Bounds, Mutes
 from bus.codec import Decoder, Frame
 from bus.message import (
+    ERROR,
     PROTOCOL_VERSION,
+    REPLY,
+    STREAM,
     Failure,
     Header,
     Kind,
@@ -49,7 +52,7 @@ __all__ = ["Courier", "Gone", "Request", "Serve"]
 
 T = TypeVar("T")
 
-_ANSWERS = (Kind.REPLY, Kind.ERROR)
+_ANSWERS = (REPLY, ERROR)
 
 
 class Gone(Protocol):
@@ -89,7 +92,8 @@ class Courier:
             refusals=self._refusals,
             on_unreadable=lambda header: self._mute_too_often(routing_id_of(header.sender)),
         )
-        self._headers = msgspec.msgpack.Decoder(Header)
+        self._decode_header = msgspec.msgpack.Decoder(Header).decode
+        self._meant = (self.address.epoch, 0)  # incarnations that a message may be meant for
         transport.start(self._arrive)
 
     @property
@@ -160,7 +164,7 @@ class Courier:
             self.counters["muted"] += 1
             return
         try:
-            header = self._headers.decode(frames[0])
+            header = self._decode_header(frames[0])
         except (msgspec.MsgspecError, IndexError, RecursionError):
             self._unreadable(lane, routing_id, frames)
             return
@@ -173,13 +177,13 @@ class Courier:
             return
         if not self._peers.hear(routing_id, sender, now) and not self._admits(routing_id, header, now):
             return
-        if header.to_epoch not in (self.address.epoch, 0):
+        if header.to_epoch not in self._meant:
             self._misdirected(header)
             return
         kind = header.kind
         if kind in _ANSWERS:
             self._asking.on_answer(header, frames[1:], not more)
-        elif kind <= Kind.STREAM:
+        elif kind <= STREAM:
             self._answering.on_request(header, frames[1:], lane, now, not more)
         else:
             self._dispatch(header, frames[1:])

@@ -39,7 +39,8 @@ def packed(frames: Sequence[Frame]) -> bytes | None:
 
 def unpacked(part: Frame) -> list[Frame]:
     """Inverse of ``packed``; empty for what is not."""
-    count, length = part[0] if len(part) else 0, len(part)
+    length = len(part)
+    count = part[0] if length else 0
     if count == 2 and length >= _PAIR_BYTES:
         _, size, rest = _PAIR.unpack_from(part)
         end: int = _PAIR_BYTES + size

@@ -28,14 +28,14 @@ class Peers:
     """See the module docstring. Pure bookkeeping."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, NodeAddress] = {}
+        self.alive: dict[str, NodeAddress] = {}  # by name, the newest incarnations; to be read only
         self._ids: dict[bytes, NodeAddress] = {}  # the same, by the routing ids that they have
         self._heard: dict[str, float] = {}
         self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> epoch, why
 
     def __len__(self) -> int:
         """How many are known and not lost."""
-        return len(self._newest)
+        return len(self.alive)
 
     def hear(self, routing_id: bytes, sender: NodeAddress, now: float) -> bool:
         """Note a message of an incarnation that is known, and under this routing id; False for any other. On the way of
@@ -47,7 +47,7 @@ class Peers:
 
     def meet(self, sender: NodeAddress, now: float) -> Meeting:
         """What to make of a message's sender; a known one is noted as heard."""
-        known = self._newest.get(sender.name)
+        known = self.alive.get(sender.name)
         if known == sender:
             self._heard[sender.name] = now
             return Meeting.KNOWN
@@ -60,10 +60,10 @@ class Peers:
 
     def admit(self, sender: NodeAddress, now: float) -> NodeAddress | None:
         """Take a new incarnation as the newest; returns the one that it succeeds, if any was known."""
-        earlier = self._newest.get(sender.name)
+        earlier = self.alive.get(sender.name)
         if earlier is not None:
             self._ids.pop(routing_id_of(earlier), None)
-        self._newest[sender.name] = sender
+        self.alive[sender.name] = sender
         self._ids[routing_id_of(sender)] = sender
         self._heard[sender.name] = now
         self._lost.pop(sender.name, None)
@@ -71,11 +71,11 @@ class Peers:
 
     def all(self) -> list[NodeAddress]:
         """Everyone who was heard and is not lost."""
-        return list(self._newest.values())
+        return list(self.alive.values())
 
     def newest(self, name: str) -> NodeAddress | None:
         """The newest incarnation that was heard of and is not lost."""
-        return self._newest.get(name)
+        return self.alive.get(name)
 
     def last_heard(self, name: str) -> float | None:
         """Loop time of the newest message from a node."""
@@ -85,7 +85,7 @@ class Peers:
         """Why nothing can be sent to this incarnation, if so. Epoch 0 means whichever answers: always worth a try."""
         if to.epoch == 0:
             return None
-        known = self._newest.get(to.name)
+        known = self.alive.get(to.name)
         if known is not None:
             if to.epoch == known.epoch:  # nor lost: one that is, is not known
                 return None
@@ -97,13 +97,13 @@ class Peers:
     def lose(self, address: NodeAddress, why: str) -> NodeAddress | None:
         """Declare an incarnation dead (epoch 0: the one that is known). Returns the address that is out of use, or
         None where a newer incarnation lives."""
-        known = self._newest.get(address.name)
+        known = self.alive.get(address.name)
         if known is not None and known.epoch > address.epoch > 0:
             return None
         gone = known if known is not None and address.epoch in (0, known.epoch) else address
         if known is not None:
             self._ids.pop(routing_id_of(known), None)
-        self._newest.pop(address.name, None)
+        self.alive.pop(address.name, None)
         self._heard.pop(address.name, None)
         if gone.epoch:
             self._lost[gone.name] = (gone.epoch, why)

@@ -9,9 +9,10 @@ Why: between two nodes that have nothing else to do, that round is a good part o
 from __future__ import annotations
 
 import asyncio
+from asyncio import current_task
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class Prompt(Generic[T]):
         self._asyncio_future_blocking = False  # the attribute by which a task knows it
         self._wakeup: _Wakeup | None = None
         self._context: Context | None = None
-        self._value: T | None = None
+        self._value: Any = None  # a T, once it is settled
         self._error: BaseException | None = None
         self.settled = False
 
@@ -38,7 +39,7 @@ class Prompt(Generic[T]):
         wakeup = self._wakeup
         if wakeup is None:
             return
-        if at_once and self._context is not None and asyncio.current_task(self._loop) is None:
+        if at_once and self._context is not None and current_task(self._loop) is None:
             self._wakeup = None
             self._context.run(wakeup, self)
         else:
@@ -74,7 +75,8 @@ class Prompt(Generic[T]):
     def result(self) -> T:
         if self._error is not None:
             raise self._error
-        return cast(T, self._value)
+        value: T = self._value
+        return value
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         return self._loop

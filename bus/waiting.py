@@ -44,7 +44,7 @@ class Asked(Prompt[Any]):
         retries: int,
         about: str,
     ) -> None:
-        super().__init__(loop)
+        Prompt.__init__(self, loop)  # on the way of every ask: without the object that super() would make
         self.to = to
         self.actor = actor
         self.type = type_

@@ -17,7 +17,7 @@ import zmq
 from bus.authentication import Authentication
 from bus.keyring import Pair
 from bus.locality import nearest
-from bus.message import Lane, NodeAddress, PeerLost
+from bus.message import CONTROL, Lane, NodeAddress, PeerLost
 from bus.security import ClusterKey, SecurityError, reachable_plainly, secure_client
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Ways:
 
     def to(self, peer: NodeAddress, lane: Lane) -> zmq.Socket[bytes]:
         """Raises ``PeerLost`` where nothing can be sent there."""
-        endpoint = peer.control if lane is Lane.CONTROL else peer.bulk
+        endpoint = peer.control if lane is CONTROL else peer.bulk
         where = endpoint, lane, "" if self._key is None else self._server_key(peer.name)
         way = self.open.get(where) or self._connect(peer.name, where)
         return way.socket

@@ -35,9 +35,9 @@ class Wire:
         self._transport = transport
         self._peers = peers
         self._superseded: set[NodeAddress] = set()  # that are being told so
-        self._addressed: dict[str, NodeAddress] = {}  # the newest incarnation that something was sent to
+        self._addressed: dict[str, NodeAddress] = {}  # the newest that something was sent to before it was heard of
         self._encoder = Encoder()
-        self._headers = msgspec.msgpack.Encoder()
+        self._encode_header = msgspec.msgpack.Encoder().encode
 
     def encode(self, message: Any) -> list[Frame]:
         """Frames of a body. Raises ``TypeError`` for what cannot travel."""
@@ -58,12 +58,8 @@ class Wire:
         oldest: int = 0,
     ) -> None:
         """Raises ``PeerLost``, ``PeerRestarted`` or ``Overloaded``, and ``ValueError`` for what is too large."""
-        refusal = self._peers.refusal(to)
-        if refusal is not None:
-            raise refusal
-        addressed = self._addressed.get(to.name)
-        if to.epoch and (addressed is None or addressed.epoch < to.epoch):
-            self._addressed[to.name] = to
+        if self._peers.alive.get(to.name) != to:
+            self._address(to)
         header = Header(
             protocol=self._protocol,
             kind=kind,
@@ -77,10 +73,20 @@ class Wire:
             trace=self.traces.current() if actor else 0,
             oldest=oldest,
         )
-        frames = [self._headers.encode(header), *body]
+        frames = [self._encode_header(header), *body]
         if len(frames) > 2:  # a header and a body alone are bounded already
             check_message(frames)
         self._transport.send(to, lane, frames)
+
+    def _address(self, to: NodeAddress) -> None:
+        """Before something goes to an incarnation that is not the newest that was heard of. Raises ``PeerLost`` or
+        ``PeerRestarted``."""
+        refusal = self._peers.refusal(to)
+        if refusal is not None:
+            raise refusal
+        addressed = self._addressed.get(to.name)
+        if to.epoch and (addressed is None or addressed.epoch < to.epoch):
+            self._addressed[to.name] = to
 
     def tell_superseded(self, to: NodeAddress, id_: int, body: Sequence[Frame]) -> None:
         """Answer an incarnation that is out of use, over a connection that is closed once it has had the answer."""
@@ -94,7 +100,7 @@ class Wire:
             type="Failure",
         )
         try:
-            self._transport.send(to, Lane.CONTROL, [self._headers.encode(header), *body])
+            self._transport.send(to, Lane.CONTROL, [self._encode_header(header), *body])
         except BusError:
             self.counters["unsent_error"] += 1
             return

@@ -20,6 +20,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import zmq
+from zmq.backend import Socket as PlainSocket
 from zmq.backend import zmq_poll
 
 from bus.authentication import Authentication
@@ -28,7 +29,7 @@ from bus.codec import Frame
 from bus.eager import Eager
 from bus.keyring import Pair
 from bus.locality import unix_endpoint
-from bus.message import CannotListen, Lane, NodeAddress, Overloaded, PeerLost
+from bus.message import BULK, CONTROL, CannotListen, Lane, NodeAddress, Overloaded, PeerLost
 from bus.packing import HEAD_BYTES, packed, unpacked
 from bus.refusals import Refusals
 from bus.security import (
@@ -76,6 +77,7 @@ REBINDS_UNTIL_TOLD = 100
 
 _NOW = int(zmq.NOBLOCK)  # flags as plain numbers: an enum's cost shows at tens of thousands of messages a second
 _READABLE = int(zmq.POLLIN)
+_send, _recv = PlainSocket.send, PlainSocket.recv  # without the layer above, of what is not used here
 
 
 _Message = tuple[bytes, list[Frame]]
@@ -192,8 +194,8 @@ class ZeroMQTransport:
         rest = True
         try:
             for taken in range(BATCH[lane]):
-                if lane is Lane.BULK and self._has_come(Lane.CONTROL):
-                    self._on_readable(Lane.CONTROL)
+                if lane is BULK and self._has_come(CONTROL):
+                    self._on_readable(CONTROL)
                     if taken:  # the rest comes in the next turn, behind what control has set off
                         return
                 message = self._ahead.pop(lane, None) or self._take(lane)
@@ -204,8 +206,10 @@ class ZeroMQTransport:
                 if following is not None:
                     self._ahead[lane] = following
                     self._company = True
-                if message is not None and message[1] and self._receive is not None:
-                    self._receive(lane, *message, more=rest)
+                if message is not None and self._receive is not None:
+                    routing_id, frames = message
+                    if frames:
+                        self._receive(lane, routing_id, frames, more=rest)
                 if not rest:
                     return
         finally:
@@ -229,7 +233,7 @@ class ZeroMQTransport:
         """Deliver control that has come; whether any had."""
         if not self._signals.poll(0):
             return False
-        self._on_readable(Lane.CONTROL)
+        self._on_readable(CONTROL)
         return True
 
     def _has_come(self, lane: Lane) -> bool:
@@ -243,22 +247,22 @@ class ZeroMQTransport:
         router = self._routers.get(lane)
         if router is None:
             return None
-        copy, heard = lane is Lane.CONTROL, True
+        copy, heard = lane is CONTROL, True
         try:
             if self._doors is None:
-                routing_id = router.recv(_NOW)
+                routing_id = _recv(router, _NOW)
             else:
-                first = router.recv(_NOW, copy=False)
+                first = _recv(router, _NOW, False)
                 routing_id, heard = first.bytes, self._doors.hears(first)
         except zmq.Again:
             return None
-        part = router.recv(_NOW, copy=False)  # as a frame, since that knows whether it is the last one
+        part = _recv(router, _NOW, False)  # as a frame, since that knows whether it is the last one
         if not part.more:
             whole = part.bytes if len(part) <= COPIED_BYTES else part.buffer
             return routing_id, unpacked(whole) if heard else []
         parts: list[Frame] = [part.bytes if copy else part.buffer]
         while part.more:
-            part = router.recv(_NOW, copy=False)
+            part = _recv(router, _NOW, False)
             if len(parts) <= MAX_FRAMES:  # else it is refused for their number
                 parts.append(part.bytes if copy else part.buffer)
         return routing_id, parts if heard else []
@@ -272,9 +276,9 @@ class ZeroMQTransport:
             _check_sizes(frames)
         try:
             if part is not None:
-                socket.send(part, _NOW)
+                _send(socket, part, _NOW)
             else:
-                copy = lane is Lane.CONTROL or max(map(len, frames)) < ZERO_COPY_BYTES
+                copy = lane is CONTROL or max(map(len, frames)) < ZERO_COPY_BYTES
                 socket.send_multipart(frames, _NOW, copy=copy)
         except zmq.Again:
             raise Overloaded(

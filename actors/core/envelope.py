@@ -15,7 +15,7 @@ from typing import Any
 from actors.core.actor import HandlerFacts
 from actors.core.metrics import LOCAL
 from bus.delivery import Request
-from bus.message import DeadlineExceeded, Failure, Kind
+from bus.message import ASK, DeadlineExceeded, Failure
 
 WINDOW = 16
 """Items of a local stream that may wait for their reader."""
@@ -181,12 +181,13 @@ class Remote(Envelope):
     def __init__(self, facts: HandlerFacts, message: Any, request: Request) -> None:
         self.facts = facts  # as in the base: on the way of every message
         self.message = message
-        self.trace = request.header.trace
+        header = request.header
+        self.trace = header.trace
         self.cancelled = False
         self.task = None
         self._request = request
         self.lane = request.lane
-        if request.header.kind is Kind.ASK:
+        if header.kind is ASK:
             request.on_cancel = self.cancel  # until it is answered
 
     @property

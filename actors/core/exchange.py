@@ -28,11 +28,11 @@ from bus.codec import Decoder
 from bus.deadlines import Deadlines
 from bus.delivery import Courier, Gone, Request
 from bus.message import (
+    STREAM,
     BusError,
     DeadlineExceeded,
     DecodeError,
     Failure,
-    Kind,
     Lane,
     NoSuchActor,
     NotBegun,
@@ -286,8 +286,9 @@ class Exchange(ABC):
         try:
             cell = self._cells.get(header.to)
             facts = None if cell is None else cell.handlers.get(header.type)
-            if cell is None or facts is None or facts.streams is not (header.kind is Kind.STREAM):
-                cell, facts = self._find(header.to, header.type, streams=header.kind is Kind.STREAM)
+            streams = header.kind is STREAM
+            if cell is None or facts is None or facts.streams is not streams:
+                cell, facts = self._find(header.to, header.type, streams=streams)
             message = request.decode(self._decoders.get(facts.message) or self._decoder(facts.message))
             cell.offer(Remote(facts, message, request), at_once=request.alone)
         except (NoSuchActor, DecodeError, Overloaded) as error:
