@@ -3,6 +3,7 @@
     joins -> FOLLOWS --the leader is silent--> ORPHANED --a new one says Follow--> FOLLOWS
                 |                                  |
                 +-- RunOver --> the end            +-- nobody has, within the time --> the end
+                +-- LetGo ---> the end, while the run goes on
                 +-- BeginAgain --> joins, with the roles that it is told
 
 Invariant: a node follows the newest leader that it has heard of (an older one's words are refused by the bus), and
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 
 import msgspec
@@ -24,9 +26,13 @@ from bus.message import NodeAddress
 from coordinator.messages import (
     Announce,
     BeginAgain,
+    Ending,
     Follow,
     Following,
     Join,
+    Known,
+    LetGo,
+    Moved,
     Obeyed,
     Role,
     RoleFailed,
@@ -60,6 +66,8 @@ class Allegiance(Actor):
         self._takeover_s = 0.0
         self._orphaned: asyncio.TimerHandle | None = None
         self._watched = NOBODY
+        self._moved: dict[Role, Ref] = {}
+        self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
 
     async def on_stop(self) -> None:
         if self._orphaned is not None:
@@ -113,6 +121,24 @@ class Allegiance(Actor):
             self.has(message.roles)
             self._take(message.roles)
         return Obeyed()
+
+    def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:
+        """``follow`` is told whenever another actor has the role."""
+        self._followers[role].append(follow)
+        if role in self._moved:
+            follow(self._moved[role])
+
+    @handler(urgent=True)
+    async def moved(self, message: Moved) -> Known:
+        self._moved[message.role] = message.ref
+        for follow in self._followers[message.role]:
+            follow(message.ref)
+        return Known()
+
+    @handler
+    async def let_go(self, message: LetGo) -> Ending:
+        asyncio.get_running_loop().call_later(ANSWER_LEAVES_S, self._end, message.why)
+        return Ending()
 
     @handler
     async def run_over(self, message: RunOver) -> None:

@@ -26,6 +26,7 @@ from coordinator.desk.desk import Desk
 from coordinator.desk.messages import DESK
 from coordinator.dispatch import Terms
 from coordinator.fate import Fate
+from coordinator.handover import Handover
 from coordinator.hostbook import HostBook
 from coordinator.launch import ADDRESS_FILE, CONTROL, Launch, policy_directory
 from coordinator.launching.readiness import keep_telling, tell_ready
@@ -79,9 +80,17 @@ class Assembly:
     """See the module docstring; made by ``open``."""
 
     def __init__(
-        self, sitting: Sitting, node: Node, told: Told, coordinator: Coordinator, takeover: Takeover | None
+        self,
+        sitting: Sitting,
+        node: Node,
+        told: Told,
+        *,
+        coordinator: Coordinator,
+        handover: Handover,
+        takeover: Takeover | None,
     ) -> None:
         self.takeover = takeover
+        self._handover = handover
         self._sitting = sitting
         self._node = node
         self._told = told
@@ -98,7 +107,8 @@ class Assembly:
         if found is not None and found.places is not None:
             coordinator.dispatcher.bind(found.places)
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
-        await node.spawn(lambda: _desk(sitting, coordinator), DESK)
+        handover = _handover(sitting, node, coordinator)
+        await node.spawn(lambda: _desk(sitting, coordinator, handover), DESK)
         _write_address(sitting, ref)
         if led is not None:
             await led.term.listens_at(ref.node.control)
@@ -109,7 +119,7 @@ class Assembly:
         told.beside(node, told.facts.tell_again())
         await told.facts.status("starting", sitting.version)
         await _join_locally(sitting, node, ref, told)
-        return cls(sitting, node, told, coordinator, takeover)
+        return cls(sitting, node, told, coordinator=coordinator, handover=handover, takeover=takeover)
 
     async def pipeline(self) -> Pipeline:
         """Once every role is there. Raises what the run fails for, and ``Interrupted``."""
@@ -126,10 +136,14 @@ class Assembly:
         """Begin to look after the engines' load: between classes, and within one."""
         rollout, say = self._sitting.launch.job.rollout, self._sitting.progress.note
         if rollout.affinity:
-            self._node.background(Rebinder(self._node, proxy, rollout.affinity, say=say).run())
+            rebinder = Rebinder(self._node, proxy, rollout.affinity, say=say)
+            self.coordinator.on_moved("proxy", rebinder.follow)
+            self._node.background(rebinder.run())
         if rollout.hot_spots:
             apart, authority = bool(rollout.affinity), self._sitting.authority
-            self._node.background(HotWatch(self._node, proxy, apart=apart, say=say, authority=authority).run())
+            watch = HotWatch(self._node, proxy, apart=apart, say=say, authority=authority)
+            self.coordinator.on_moved("proxy", watch.follow)
+            self._node.background(watch.run())
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""
@@ -187,6 +201,7 @@ class Assembly:
             evaluated=sitting.recorder.evaluated() if sitting.found is not None else -1,
         )
         sitting.scheduler.on_change(pipeline.changed)
+        self._handover.pipeline = pipeline
         return pipeline
 
 
@@ -231,7 +246,17 @@ def _welcome(sitting: Sitting, coordinator: Ref) -> Welcome:
     )
 
 
-def _desk(sitting: Sitting, coordinator: Coordinator) -> Desk:
+def _handover(sitting: Sitting, node: Node, coordinator: Coordinator) -> Handover:
+    return Handover(
+        node,
+        coordinator,
+        start_timeout_s=sitting.launch.job.coordinator.start_timeout_s,
+        failed=sitting.fate.fail,
+        say=sitting.progress.note,
+    )
+
+
+def _desk(sitting: Sitting, coordinator: Coordinator, handover: Handover) -> Desk:
     launch, settings = sitting.launch, sitting.launch.job.coordinator
     return Desk(
         coordinator,
@@ -244,6 +269,7 @@ def _desk(sitting: Sitting, coordinator: Coordinator) -> Desk:
         key=launch.key,
         listening=lambda address: sitting.progress.note(f"metrics for Prometheus: {address}"),
         metrics=(settings.metrics_host, settings.metrics_port) if settings.metrics_port else None,
+        handover=handover,
     )
 
 

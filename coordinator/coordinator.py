@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,12 +32,16 @@ from coordinator.messages import (
     Announce,
     Announced,
     Changed,
+    Ending,
     Find,
     Found,
     GetPools,
     GetStatus,
     GetTrajectories,
     Join,
+    Known,
+    LetGo,
+    Moved,
     Obeyed,
     Pause,
     Pools,
@@ -60,6 +65,9 @@ log = logging.getLogger(__name__)
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
+LET_GO_S = 10.0
+MOVED_S = 5.0
+"""Less than an actor waits for the answer to its announcement."""
 ORDER_TIMEOUT_S = 60.0
 ORDER_RETRIES = 10
 SWEEP_EVERY_S = 5.0
@@ -115,6 +123,8 @@ class Coordinator(TicketHandlers, HostHandlers):
         self._over = False
         self._losses = losses
         self._learner: LearnerVersion | None = None
+        self._vacant: set[Role] = set()  # that somebody had
+        self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
 
     async def on_start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,6 +169,44 @@ class Coordinator(TicketHandlers, HostHandlers):
         if join.pulse:
             self.node.background(self.host_desk.until_gone(join, lost))
 
+    async def dismiss(self, join: Join) -> None:
+        """A node ends while the run goes on: its roles are vacant from now on. Raises ``BusError`` where it does not
+        listen."""
+        name = join.node.name
+        self._joins.pop(name, None)  # first: from here on nobody misses it
+        self.node.unwatch(name)
+        order = LetGo("let go: another node takes its place")
+        await self.node.ask(Ref(join.node, MEMBER), order, Ending, timeout_s=LET_GO_S, retries=3)
+        self._left(name)
+        for role in join.roles:
+            if role == "env":
+                self._host_left(name)
+            else:
+                self._roles[role] = asyncio.get_running_loop().create_future()
+                self._vacant.add(role)
+
+    def welcome_at(self, checkpoint: Path) -> None:
+        """A trainer that joins from now on begins there, at the run's version, with what is stored."""
+        self._welcome = msgspec.structs.replace(
+            self._welcome, resume=str(checkpoint), version=self._scheduler.version, keeps_store=True
+        )
+
+    def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:
+        """``follow`` is told, in this process, whenever another actor has a role."""
+        self._followers[role].append(follow)
+
+    async def _tell_moved(self, role: Role, ref: Ref) -> None:
+        """Everybody who takes part talks to another actor from now on; who does not answer is watched anyway."""
+        others = [join.node for join in self._joins.values() if join.node.name != self.node.address.name]
+        asked = (
+            self.node.ask(Ref(node, MEMBER), Moved(role, ref), Known, timeout_s=MOVED_S, retries=3) for node in others
+        )
+        for node, answer in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, BusError):
+                log.warning("node %s does not know that another actor is the %s now: %s", node.name, role, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+
     def _node_lost(self, name: str, why: str) -> None:
         join = self._joins.pop(name)
         self._left(name)
@@ -201,8 +249,14 @@ class Coordinator(TicketHandlers, HostHandlers):
         for ticket in tickets:
             self.ended(Outcome(ticket, "lost", "env_host_lost"))
 
-    @handler
+    @handler(concurrent=True)
     async def announce(self, message: Announce) -> Announced:
+        """A successor is there for all others before it hears so."""
+        if message.role in self._vacant:
+            await self._tell_moved(message.role, message.ref)
+            self._vacant.discard(message.role)
+            for follow in self._followers[message.role]:
+                follow(message.ref)
         if message.role == "env":
             self.dispatcher.hosts.join(message.ref, message.places)
             self.dispatcher.hosts_changed()
@@ -225,6 +279,11 @@ class Coordinator(TicketHandlers, HostHandlers):
             return await asyncio.wait_for(asyncio.shield(self._roles[role]), timeout_s)
         except TimeoutError:
             raise TimeoutError(f"nobody took the role {role!r} within {timeout_s:g} s") from None
+
+    @property
+    def authority(self) -> Authority:
+        """By which this process decides."""
+        return self._authority
 
     @property
     def joins(self) -> list[Join]:

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
@@ -109,6 +110,14 @@ class Authority(Protocol):
     async def certain(self) -> None:
         """Wait until ``leads()``. Raises ``Deposed``."""
 
+    async def rivals(self) -> int:
+        """How many others stand for it, as far as the metadata store knows. Raises ``StoreError``."""
+        return 0
+
+    async def step_down(self) -> None:
+        """Let the next one lead, at once, and end this process. Raises ``ValueError`` where there can be none."""
+        raise ValueError("this run has one coordinator for good: bin/start-coordinator starts one that has standbys")
+
 
 class SoleAuthority(Authority):
     """That of a run which nobody else can lead."""
@@ -136,6 +145,7 @@ class Term(Authority):
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.lapses = 0
         self.resigned = False
+        self.stepped_down = False
         self._store = store
         self._run = run
         self._reign = reign
@@ -206,6 +216,19 @@ class Term(Authority):
         await asyncio.gather(self._keeping, return_exceptions=True)
         with suppress(StoreError):  # the entry is gone, or goes with the session
             await self._store.delete(self._reign.entry)
+
+    async def rivals(self) -> int:
+        names = await self._store.children(queue_of(self._run))
+        return len([name for name in names if name != self._reign.entry.rpartition("/")[2]])
+
+    async def step_down(self) -> None:
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        self._until = -math.inf  # from here on, and only then may another one lead
+        self.stepped_down = True
+        with suppress(StoreError):  # it goes with this process, at the latest
+            await self._store.delete(self._reign.entry)
+        self._end("it has stepped down")
 
     async def _keep(self) -> None:
         """Confirm, again and again, until it is over."""

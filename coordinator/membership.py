@@ -246,6 +246,7 @@ class _Sitting:
             host=terms.host,
             key_file=terms.key_file,
             allegiance=self._allegiance,
+            keeps_store=welcome.keeps_store,
         )
 
     async def _join(self, coordinator: Ref, join: Join) -> Welcome:

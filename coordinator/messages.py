@@ -40,12 +40,34 @@ class Welcome(msgspec.Struct, frozen=True):
     coordinator: Ref | None = None  # this very incarnation
     roles: list[Role] | None = None  # that it takes; None: all that it asked for
     standby: bool = False  # whether it shall have a standby coordinator beside it
+    keeps_store: bool = False  # whether the trajectory store goes on as it is, beside the checkpoint's weights
 
 
 class RunOver(msgspec.Struct, frozen=True):
     """To every node that joined: the run has ended."""
 
     outcome: str
+
+
+class LetGo(msgspec.Struct, frozen=True):
+    """To a node that is to be replaced: end, though the run goes on. Answered with ``Ending``."""
+
+    why: str
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """It will."""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """To every node of a run: another actor has a role from now on. Answered with ``Known``."""
+
+    role: Role
+    ref: Ref
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The node's actors talk to that one."""
 
 
 class Follow(msgspec.Struct, frozen=True):

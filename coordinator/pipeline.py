@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,16 @@ from actors.env.messages import Outcome, Ticket
 from actors.env.protocol import evaluation_task
 from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.telemetry import Spans
-from actors.trainer.messages import GetWeights, SaveCheckpoint, Saved, Train, Trained, Weights
+from actors.trainer.messages import (
+    DescribeTrainer,
+    GetWeights,
+    SaveCheckpoint,
+    Saved,
+    Train,
+    Trained,
+    TrainerState,
+    Weights,
+)
 from actors.weightsync.messages import Publish, Published
 from bus.message import RemoteError
 from coordinator.admin import RunState
@@ -36,6 +46,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.job import Job
 from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch
+from coordinator.messages import Role
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
 from coordinator.resources.resolve import number
 from coordinator.scheduling.rolling import RollingScheduler, Taken
@@ -98,6 +109,7 @@ class Pipeline:
         self._evaluated = evaluated
         self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
         self._between_steps.set()
+        self._turn = asyncio.Lock()  # held from a batch taken until what follows from its step is done
         self._in_doubt = False
         self._trainer_up = False
         self._waited_to_publish_s = 0.0
@@ -110,9 +122,10 @@ class Pipeline:
 
     async def run(self) -> str:
         """Train to the last step, or until the target is reached; returns how it ended."""
-        version = await self._begin()
-        if await self._evaluate(version):
-            return f"evaluation target {self._job.evaluation.target:g} is reached"
+        async with self._turn:
+            version = await self._begin()
+            if await self._evaluate(version):
+                return f"evaluation target {self._job.evaluation.target:g} is reached"
         return await self._to_the_end(version)
 
     async def go_on(self, left: Resumption) -> str:
@@ -131,10 +144,11 @@ class Pipeline:
             self._publish_beside(left.weights)
         reached = False
         await self._state.going.wait()
-        if left.taken is not None:
-            version, reached = await self._step_on(left.taken, version, 0.0)
-        elif self._evaluated < version and self._due(version)[0]:
-            reached = await self._evaluate(version)
+        async with self._turn:
+            if left.taken is not None:
+                version, reached = await self._step_on(left.taken, version, 0.0)
+            elif self._evaluated < version and self._due(version)[0]:
+                reached = await self._evaluate(version)
         if reached:
             return f"evaluation target {self._job.evaluation.target:g} is reached"
         return await self._to_the_end(version)
@@ -147,9 +161,10 @@ class Pipeline:
             if reached:
                 outcome = f"evaluation target {self._job.evaluation.target:g} is reached"
                 break
-        await self._published()
-        if self._evaluated != version:
-            await self._evaluate(version, always=True)
+        async with self._turn:
+            await self._published()
+            if self._evaluated != version:
+                await self._evaluate(version, always=True)
         return outcome
 
     async def held_out(self, tickets: list[Ticket], told: Callable[[Outcome], None] | None = None) -> list[Outcome]:
@@ -199,12 +214,17 @@ class Pipeline:
 
     async def _step(self, version: int) -> tuple[int, bool]:
         """One turn of the loop: from ``version`` to the next."""
-        start = time.monotonic()
-        taken = await self._take()
-        waited = time.monotonic() - start
-        if self._job.scheduling.order == "paper":
-            await self._published()
-        return await self._step_on(taken, version, waited)
+        start, waiting_since = time.monotonic(), time.time()
+        while True:
+            await self._ready()
+            async with self._turn:
+                if not self._is_ready():  # any more
+                    continue
+                taken = await self._take(waiting_since)
+                waited = time.monotonic() - start
+                if self._job.scheduling.order == "paper":
+                    await self._published()
+                return await self._step_on(taken, version, waited)
 
     async def _step_on(self, taken: Taken, version: int, waited: float) -> tuple[int, bool]:
         """The step on a batch, and what follows from it."""
@@ -226,10 +246,12 @@ class Pipeline:
         every, save = self._job.evaluation.every, self._job.checkpoint.every
         return bool(every and version % every == 0), bool(save and version % save == 0)
 
-    async def _take(self) -> Taken:
+    def _is_ready(self) -> bool:
+        return self._scheduler.ready() and self._state.going.is_set()
+
+    async def _ready(self) -> None:
         """Wait for B complete groups that are fresh enough. Raises ``PipelineStuck`` saying what there is."""
-        start = time.time()
-        while not (self._scheduler.ready() and self._state.going.is_set()):
+        while not self._is_ready():
             await self._state.going.wait()  # as long as a person likes
             pauses = self._state.pauses
             try:
@@ -238,10 +260,13 @@ class Pipeline:
             except TimeoutError:
                 if self._state.pauses == pauses:
                     raise self._stuck() from None
+
+    async def _take(self, since: float) -> Taken:
+        """The batch that is ready."""
         await self._authority.certain()
         taken = self._scheduler.take()
         self._coordinator.flush()
-        self._spans.add("wait batch", start, time.time(), version=self._scheduler.version)
+        self._spans.add("wait batch", since, time.time(), version=self._scheduler.version)
         return taken
 
     async def _batch(self) -> None:
@@ -376,6 +401,38 @@ class Pipeline:
         path = await self._checkpoints.write(state, write_ranks)
         self._spans.add("checkpoint", start, time.time(), version=state.version)
         return path
+
+    # ---- while parts of the run are replaced -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def between_steps(self) -> AsyncIterator[None]:
+        """Within it nothing is trained, published or evaluated, and nothing of that is under way."""
+        async with self._turn:
+            if self._publishing is not None:
+                await asyncio.wait({self._publishing})
+            yield
+
+    async def succeeded(self, role: Role, ref: Ref) -> None:
+        """Between two steps: another actor has a role. Engines get the version once more where that one is their source
+        now, or brings it to them."""
+        match role:
+            case "proxy":
+                self._peers = msgspec.structs.replace(self._peers, proxy=ref)
+                await self._wait_for_engines(self._job.coordinator.start_timeout_s)
+            case "weightsync":
+                self._peers = msgspec.structs.replace(self._peers, weightsync=ref)
+                await self._publish_again()
+            case "trainer":
+                self._peers = msgspec.structs.replace(self._peers, trainer=ref)
+                await self._publish_again()
+            case _:
+                pass  # the loop has no business with it
+
+    async def _publish_again(self) -> None:
+        timeout_s, trainer = self._job.coordinator.start_timeout_s, self._peers.trainer
+        first = await self._node.ask(trainer, GetWeights(), Weights, timeout_s=timeout_s, about="the trainer's weights")
+        state = await self._node.ask(trainer, DescribeTrainer(), TrainerState, timeout_s=DESCRIBE_TIMEOUT_S)
+        await self._publish(state.weights or first)
 
     @property
     def can_save(self) -> bool:

@@ -62,8 +62,10 @@ class RoleContext:
         host: str,
         key_file: Path | None,
         allegiance: Allegiance | None = None,
+        keeps_store: bool = False,
     ) -> None:
-        """``allegiance``: of a node of its own, whose leader may change."""
+        """``allegiance``: of a node of its own, whose leader may change. ``keeps_store``: see ``Welcome``."""
+        self.keeps_store = keeps_store
         self.node = node
         self.leader = leader
         self.telemetry = leader.ref if allegiance is None else allegiance.ref
@@ -85,6 +87,21 @@ class RoleContext:
         limit_s = timeout_s + ASK_TIMEOUT_S
         found = await self.leader.ask(self.node, Find(role, timeout_s), Found, timeout_s=limit_s)
         return found.ref
+
+    async def office(self, role: Role) -> Leader:
+        """The same, whoever has the role later on. An ask of one that is gone waits as long as a role may take to
+        become ready."""
+        ref = await self.find(role)
+        if self._allegiance is None:
+            return Leader(ref)
+        found = Leader(ref, patience_s=self.job.coordinator.start_timeout_s, late_is_gone=False)
+        self._allegiance.on_moved(role, found.follow)
+        return found
+
+    def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:
+        """``follow`` is told whenever another actor has the role; where all roles share a node nobody else ever has."""
+        if self._allegiance is not None:
+            self._allegiance.on_moved(role, follow)
 
     async def announce(self, role: Role, ref: Ref, *, places: int = 0) -> None:
         message = Announce(role, ref, places)
@@ -157,12 +174,15 @@ async def start_proxy(context: RoleContext) -> None:
     await proxy.fleet.start()
     await context.announce("proxy", ref)
     proxy.introduce(await context.find("weightsync"))
+    context.on_moved("weightsync", proxy.introduce)
 
 
 async def start_weightsync(context: RoleContext) -> None:
     spans = Spans("weightsync")
     proxy = await context.find("proxy")
-    ref = await context.node.spawn(lambda: WeightSync(proxy, spans), "weightsync", restarts=0)
+    weightsync = WeightSync(proxy, spans)
+    context.on_moved("proxy", weightsync.follow)
+    ref = await context.node.spawn(lambda: weightsync, "weightsync", restarts=0)
     context.node.background(report_spans(context.node, context.telemetry, spans))
     await context.announce("weightsync", ref)
 
@@ -184,9 +204,9 @@ async def start_env(context: RoleContext) -> None:
     pool = await _worker_pool(context, "env-worker", "env-pool", "env")
     peers = Peers(
         coordinator=context.leader,
-        proxy=await context.find("proxy"),
-        reward=await context.find("reward"),
-        store=await context.find("trainer"),
+        proxy=await context.office("proxy"),
+        reward=await context.office("reward"),
+        store=await context.office("trainer"),
     )
     host = EnvHost(
         job.environment,
@@ -220,7 +240,7 @@ async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) 
 async def start_trainer(context: RoleContext) -> None:
     """The trainer actor, its trajectory store and its rank processes."""
     job, places = context.job, context.placement.of("trainer")
-    buffered = None if context.resume is None else context.resume / BUFFER_FILE
+    buffered = None if context.resume is None or context.keeps_store else context.resume / BUFFER_FILE
     store = TrajectoryStore(context.run_directory / "store" / BUFFER_FILE, start_from=buffered)
     rendezvous = context.run_directory / "store" / f"rendezvous-{uuid.uuid4().hex}"
     specs = []

@@ -1,4 +1,4 @@
-"""Who leads, wherever that is now: for actors that outlive the one they report to.
+"""Who leads, or has a role, wherever that is now: for actors that outlive the one they report to, or ask.
 
 Invariant: what is asked of the leader is asked of one at a time. Where a leader that is gone may or may not have heard
 it, its successor is asked again, so whoever handles such an ask must be able to hear it twice.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.core.ref import Ref
-from bus.message import DeadlineExceeded, NoSuchActor, PeerLost
+from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost
 
 if TYPE_CHECKING:
     from actors.core.exchange import Exchange
@@ -26,12 +27,15 @@ AGAIN_S = 0.1
 class Leader:
     """See the module docstring. ``follow`` says who it is from now on."""
 
-    def __init__(self, ref: Ref, *, patience_s: float = 0.0) -> None:
+    def __init__(self, ref: Ref, *, patience_s: float = 0.0, late_is_gone: bool = True) -> None:
         """``patience_s``: how much longer than its own time an ask may wait for a successor; with 0 there is none, and
-        an ask of a leader that is gone fails at once."""
+        an ask of a leader that is gone fails at once. ``late_is_gone``: whether one that does not answer in time may
+        have a successor."""
         self._ref = ref
         self._patience_s = patience_s
+        self._late_is_gone = late_is_gone
         self._followed = asyncio.Event()
+        self._listeners: list[Callable[[Ref], object]] = []
 
     @property
     def ref(self) -> Ref:
@@ -40,6 +44,12 @@ class Leader:
     def follow(self, ref: Ref) -> None:
         self._ref = ref
         self._followed.set()
+        for listener in self._listeners:
+            listener(ref)
+
+    def on_follow(self, listener: Callable[[Ref], object]) -> None:
+        """Told whenever somebody else leads."""
+        self._listeners.append(listener)
 
     def tell(self, node: Exchange, message: Any) -> None:
         """At most once, to whoever leads now."""
@@ -57,13 +67,17 @@ class Leader:
                 return await node.ask(to, message, reply, timeout_s=timeout_s, retries=retries, about=about)
             except (PeerLost, NoSuchActor, DeadlineExceeded) as error:
                 left_s = until - node.loop.time()
-                if self._patience_s == 0 or left_s <= 0:
+                if self._patience_s == 0 or left_s <= 0 or not (self._late_is_gone or self._is_gone(error)):
                     raise
                 log.info("%s is said again, to whoever leads next: %s", about or type(message).__name__, error)
                 # A successor that is known but does not listen yet is asked again soon.
                 await self._another(to, min(left_s, AGAIN_S) if isinstance(error, NoSuchActor) else left_s)
                 if self._ref == to and not isinstance(error, NoSuchActor):
                     raise
+
+    @staticmethod
+    def _is_gone(error: BusError) -> bool:
+        return not isinstance(error, DeadlineExceeded)
 
     async def _another(self, than: Ref, within_s: float) -> None:
         if self._ref != than:

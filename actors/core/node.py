@@ -267,6 +267,10 @@ class Node(Exchange, Keeper):
         that has never been silent for long is missed as soon as that."""
         self._liveness.watch(peer, silence_s=silence_s, on_lost=on_lost, least_s=least_s)
 
+    def is_gone(self, peer: NodeAddress) -> bool:
+        """Whether an incarnation is known to have ended: it has closed, was lost, or has a successor."""
+        return self._liveness.lost(peer)
+
     def unwatch(self, name: str) -> None:
         """No longer ping a peer."""
         self._liveness.unwatch(name)

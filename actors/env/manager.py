@@ -85,13 +85,14 @@ class Workers(Protocol):
 
 
 class Peers:
-    """Whom an env host talks to. Its coordinator may be one after the other."""
+    """Whom an env host talks to. Each may be one after the other."""
 
-    def __init__(self, *, coordinator: Ref | Leader, proxy: Ref, reward: Ref, store: Ref) -> None:
-        self.leader = coordinator if isinstance(coordinator, Leader) else Leader(coordinator)
-        self.proxy = proxy
-        self.reward = reward
-        self.store = store
+    def __init__(
+        self, *, coordinator: Ref | Leader, proxy: Ref | Leader, reward: Ref | Leader, store: Ref | Leader
+    ) -> None:
+        self.leader, self.proxy, self.reward, self.store = (
+            each if isinstance(each, Leader) else Leader(each) for each in (coordinator, proxy, reward, store)
+        )
 
 
 class EnvHost(Actor):
@@ -114,11 +115,13 @@ class EnvHost(Actor):
         self._framing = framing
         self._pool = pool
         self._peers = peers
+        peers.proxy.on_follow(self._add_again)
         self._places = asyncio.Semaphore(concurrent)
         self._episodes: dict[str, Episode] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tickets: dict[str, Ticket] = {}  # of the tasks
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._added: dict[str, Add] = {}  # of these, what the proxy was asked
         self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._began = asyncio.Event()
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
@@ -317,7 +320,7 @@ class EnvHost(Actor):
                 episode.recorder.observed(following, observation.text)
         finally:
             self.node.tell(worker, CloseEnv(episode.ticket.id))
-            self.node.tell(self._peers.proxy, TrajectoryEnded(episode.ticket.id))
+            self._peers.proxy.tell(self.node, TrajectoryEnded(episode.ticket.id))
 
     async def _act(self, episode: Episode, observation: Observation) -> str:
         """One turn: what the policy answers to an observation."""
@@ -355,15 +358,8 @@ class EnvHost(Actor):
         timeout_s = self._rollout.turn_timeout_s
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
-            add = Add(request, self.ref, self._environment.name)
-            await self.node.ask(
-                self._peers.proxy,
-                add,
-                Accepted,
-                timeout_s=COMMAND_TIMEOUT_S,
-                retries=3,
-                about=f"trajectory {ticket.id}",
-            )
+            add = self._added[request.request_id] = Add(request, self.ref, self._environment.name)
+            await self._add(add)
             if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
                 self._abort(request.request_id)
             return await asyncio.wait_for(future, timeout_s)
@@ -379,9 +375,34 @@ class EnvHost(Actor):
         finally:
             episode.interrupt = None
             self._waiting.pop(request.request_id, None)
+            self._added.pop(request.request_id, None)
+
+    async def _add(self, add: Add) -> None:
+        await self._peers.proxy.ask(
+            self.node,
+            add,
+            Accepted,
+            timeout_s=COMMAND_TIMEOUT_S,
+            retries=3,
+            about=f"trajectory {add.request.trajectory}",
+        )
+
+    def _add_again(self, proxy: Ref) -> None:
+        """A proxy's successor knows nothing of what that one was asked."""
+        for add in self._added.values():
+            self._counters["requests_of_an_earlier_proxy"] += 1
+            self.node.background(self._add_to_successor(add))
+
+    async def _add_to_successor(self, add: Add) -> None:
+        try:
+            await self._add(add)
+        except BusError as error:
+            future = self._waiting.get(add.request.request_id)
+            if future is not None and not future.done():
+                future.set_exception(Lost("proxy_timeout", str(error)))
 
     def _abort(self, request_id: str) -> None:
-        self.node.tell(self._peers.proxy, Abort(request_id))
+        self._peers.proxy.tell(self.node, Abort(request_id))
 
     async def _in_worker(
         self, worker: Ref, name: str, message: ResetEnv | StepEnv, reply: type[R], episode: Episode
@@ -424,8 +445,8 @@ class EnvHost(Actor):
         ticket = episode.ticket.id
         try:
             store = Store(episode.finish(reward), episode.metrics)
-            await self.node.ask(
-                self._peers.store, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
+            await self._peers.store.ask(
+                self.node, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
             )
         except (BusError, OSError) as error:
             self.node.background(self._discard(ticket))  # it may have arrived all the same
@@ -434,8 +455,8 @@ class EnvHost(Actor):
 
     async def _discard(self, ticket: str) -> None:
         try:
-            await self.node.ask(
-                self._peers.store, Discard([ticket]), Discarded, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES
+            await self._peers.store.ask(
+                self.node, Discard([ticket]), Discarded, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES
             )
         except BusError as error:  # it takes up room there until the run is resumed
             log.info("trajectory %s was not discarded: %s", ticket, error)
@@ -444,8 +465,8 @@ class EnvHost(Actor):
         message = Score(episode.finish())
         about = f"trajectory {episode.ticket.id}"
         try:
-            scored = await self.node.ask(
-                self._peers.reward, message, Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
+            scored = await self._peers.reward.ask(
+                self.node, message, Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
             )
         except DeadlineExceeded as error:
             raise Lost("reward_timeout", str(error)) from None

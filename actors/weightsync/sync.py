@@ -108,6 +108,12 @@ class WeightSync(Actor):
             refusals=list(self._refusals),
         )
 
+    def follow(self, proxy: Ref) -> None:
+        """Another proxy, before it says anything: engines belong to theirs, so those of the one before are gone."""
+        self._proxy = proxy
+        for engine in list(self._members):
+            self._leave(engine, "its proxy has a successor")
+
     @handler(concurrent=True)
     async def joined(self, message: EngineJoined) -> None:
         """A cold engine: bring it to the current version, if there is one yet."""

@@ -7,8 +7,8 @@ With the embedded store, which one process at a time may open, the kernel's lock
 is free as soon as the leader's process is gone, but not while that one is merely stopped. With ZooKeeper a leader of
 which the servers hear nothing for ``coordinator.session_s`` is succeeded, whatever ails it.
 
-Invariant: a process whose term is over ends at once (exit status 75), and leaves everything as it is: to save, to
-report and to tell the roles is its successor's business.
+Invariant: a process whose term is over ends at once (exit status 75; 0 where it was told to step down), and leaves
+everything as it is: to save, to report and to tell the roles is its successor's business.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coordinator.facts import Facts
 from coordinator.gathering import Gathering
 from coordinator.job import Job, convert
 from coordinator.launch import CONTROL, Launch, open_node, policy_directory
-from coordinator.launching.exits import DEPOSED
+from coordinator.launching.exits import DEPOSED, DONE
 from coordinator.leadership import Candidate, Deposed, Term
 from coordinator.metadata import credentials, open_store
 from coordinator.metadata.measured import Shard
@@ -42,6 +42,7 @@ from coordinator.observe.trackers import load_ahead
 from coordinator.pulse import pulse
 from coordinator.resources.resolve import resolve
 from coordinator.scheduling.succession import JournalReader
+from coordinator.standing import standing
 from coordinator.takeover import Led, gather_followers
 from hwprobe import build_affinity_map, probe
 
@@ -125,7 +126,8 @@ async def _stand_and_lead(launch: Launch, reader: RunDirectory, place: str) -> i
     shards: list[Shard] = []
     reading = asyncio.create_task(_read_along(journal))
     try:
-        won = await _win(launch, reader, shards, place)
+        with standing(reader.path):
+            won = await _win(launch, reader, shards, place)
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -205,9 +207,12 @@ def _leave_when_over(term: Term, progress: Progress) -> None:
         if over.cancelled() or term.resigned:
             return
         progress.close()
-        print(f"error: this process leads no longer: {over.result()}", file=sys.stderr, flush=True)
         log.error("epoch %d is over: %s", term.epoch, over.result())
+        if term.stepped_down:
+            print(f"this process leads no longer: {over.result()}", flush=True)
+        else:
+            print(f"error: this process leads no longer: {over.result()}", file=sys.stderr, flush=True)
         logging.shutdown()
-        os._exit(DEPOSED)
+        os._exit(DONE if term.stepped_down else DEPOSED)
 
     term.over.add_done_callback(leave)

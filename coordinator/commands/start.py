@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ async def _take_part(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         key_file=arguments.key_file,
     )
+    logging.getLogger().addHandler(logging.NullHandler())  # who cannot join says so in one line; else there is a log
     outcome = await Membership(terms, _say).run()
     print(f"{terms.name}: {outcome}", flush=True)
     return FAILED if outcome.startswith("lost") else DONE

@@ -52,6 +52,7 @@ from coordinator.desk.messages import (
 )
 from coordinator.desk.orders import GiveOrder, Orders
 from coordinator.desk.survey import Surveyor
+from coordinator.handover import Handover
 from coordinator.messages import Changed, Role
 from coordinator.metadata.measured import Shard
 from coordinator.resources.resolve import Placement
@@ -84,6 +85,7 @@ class Desk(Actor):
         key: ClusterKey | None,
         listening: Callable[[str], None],
         metrics: tuple[str, int] | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """``metrics``: host and port of the endpoint for Prometheus, if there is to be one; ``listening`` hears where
         it is."""
@@ -94,6 +96,7 @@ class Desk(Actor):
         self._store = store
         self._shards = shards
         self._metrics = metrics
+        self._handover = handover
         self._listening = listening
         self._endpoint = Endpoint(self._figures)
         self._directory = directory
@@ -106,7 +109,14 @@ class Desk(Actor):
         """Raises ``CannotListen`` where the metrics endpoint cannot be."""
         self._surveyor = Surveyor(self.node, lambda: self._coordinator.joins)
         self._orders = Orders(
-            self.node, self._coordinator, self._scheduler, state=self._state, audit=self._audit, key=self._key
+            self.node,
+            self._coordinator,
+            self._scheduler,
+            state=self._state,
+            audit=self._audit,
+            key=self._key,
+            handover=self._handover,
+            directory=self._directory,
         )
         if self._metrics is not None:
             host, port = self._metrics

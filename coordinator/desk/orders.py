@@ -9,8 +9,10 @@ hold for the name in the log, too.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
@@ -22,14 +24,20 @@ from bus.security import ClusterKey
 from coordinator.admin import RunState
 from coordinator.coordinator import Coordinator
 from coordinator.desk.audit import AuditLine, AuditLog, key_of, now
+from coordinator.handover import Handover
+from coordinator.leadership import SOLE
 from coordinator.messages import Changed, Pause, ReleaseHost, SetAlpha, Unpause
+from coordinator.metadata.protocol import StoreError
 from coordinator.orders import AbortTrajectory, DrainHost, FillHost, SetWeights
 from coordinator.scheduling.rolling import RollingScheduler
+from coordinator.standing import anybody_stands
 
 log = logging.getLogger(__name__)
 
 CONFIRM_S = 5.0
 CARRY_OUT_S = 60.0
+ANSWERED_S = 0.5
+"""By then an answer has left this process."""
 
 
 class PauseJob(msgspec.Struct, frozen=True, tag="pause"):
@@ -96,6 +104,18 @@ class RebalanceEngines(msgspec.Struct, frozen=True, tag="rebalance"):
         return "rebalance"
 
 
+class LetNodeGo(msgspec.Struct, frozen=True, tag="let-go"):
+    node: str
+
+    def __str__(self) -> str:
+        return f"let-go {self.node}"
+
+
+class StepDown(msgspec.Struct, frozen=True, tag="step-down"):
+    def __str__(self) -> str:
+        return "step-down"
+
+
 Order = (
     PauseJob
     | ResumeJob
@@ -106,6 +126,8 @@ Order = (
     | Drain
     | Fill
     | Release
+    | LetNodeGo
+    | StepDown
     | RebalanceEngines
 )
 
@@ -152,7 +174,12 @@ class Orders:
         state: RunState,
         audit: AuditLog,
         key: ClusterKey | None,
+        handover: Handover | None = None,
+        directory: Path | None = None,
     ) -> None:
+        """``handover``, ``directory``: of a run whose nodes and leader can be replaced."""
+        self._handover = handover
+        self._directory = directory
         self._node = node
         self._coordinator = coordinator
         self._scheduler = scheduler
@@ -167,7 +194,7 @@ class Orders:
             try:
                 by = await self._confirmed(message)
                 done = await self._carry_out(message.order)
-            except (BusError, ValueError) as error:
+            except (BusError, ValueError, StoreError, TimeoutError) as error:
                 words = error.remote_message if isinstance(error, RemoteError) else str(error)
                 file.write(self._line(message, by, f"refused: {words}"))
                 raise
@@ -222,6 +249,10 @@ class Orders:
             case Release(host):
                 seconds = self._coordinator.host_desk.book.barred().get(host)
                 state = "not left out" if seconds is None else f"left out for {seconds:.0f} s"
+            case LetNodeGo(node):
+                state = ", ".join(
+                    role for each in self._coordinator.joins if each.node.name == node for role in each.roles
+                )
         return state
 
     async def _change(self, order: Order) -> Changed:
@@ -233,8 +264,6 @@ class Orders:
                 message = Unpause()
             case ChangeAlpha(alpha):
                 message = SetAlpha(alpha)
-            case ChangeRedundancy(groups):
-                return self._set_redundancy(groups)
             case ChangeWeights(weights):
                 message = SetWeights(weights)
             case Abort(ticket):
@@ -245,9 +274,23 @@ class Orders:
                 message = FillHost(node)
             case Release(host):
                 message = ReleaseHost(host)
+            case ChangeRedundancy() | RebalanceEngines() | LetNodeGo() | StepDown():
+                return await self._change_here(order)
+        return await self._node.ask(self._coordinator.ref, message, Changed, timeout_s=CARRY_OUT_S)
+
+    async def _change_here(self, order: ChangeRedundancy | RebalanceEngines | LetNodeGo | StepDown) -> Changed:
+        """What is no business of the coordinator's actor."""
+        match order:
+            case ChangeRedundancy(groups):
+                return self._set_redundancy(groups)
             case RebalanceEngines():
                 return await self._rebalance()
-        return await self._node.ask(self._coordinator.ref, message, Changed, timeout_s=CARRY_OUT_S)
+            case LetNodeGo(node):
+                if self._handover is None:
+                    raise ValueError("the nodes of this run cannot be replaced one by one")
+                return await self._handover.let_go(node)
+            case StepDown():
+                return await self._step_down()
 
     async def _rebalance(self) -> Changed:
         proxy = self._coordinator.proxy()
@@ -258,6 +301,19 @@ class Orders:
         if not released:
             return Changed("no engine holds more than its share of trajectories that could be moved now")
         return Changed(f"trajectories that go elsewhere with their next turn: {released}")
+
+    async def _step_down(self) -> Changed:
+        """Once the answer is on its way."""
+        authority, handover = self._coordinator.authority, self._handover
+        if authority is SOLE:
+            await authority.step_down()
+        if handover is not None and handover.under_way:
+            raise ValueError(f"{handover.under_way} is being replaced: once the run goes on, again")
+        here = self._directory is not None and anybody_stands(self._directory)
+        if not here and not await authority.rivals():
+            raise ValueError("nobody stands by: first bin/start-coordinator --standby-of RUN, with the new software")
+        asyncio.get_running_loop().call_later(ANSWERED_S, lambda: self._node.background(authority.step_down()))
+        return Changed("this process leads no longer: a standby leads the run on")
 
     def _set_redundancy(self, groups: int) -> Changed:
         scheduler = self._scheduler

@@ -56,6 +56,10 @@ class Rebinder:
         self._look_every_s = look_every_s
         self._state = State({})
 
+    def follow(self, proxy: Ref) -> None:
+        """Another one from now on."""
+        self._proxy = proxy
+
     async def run(self) -> None:
         """Until it is cancelled, or for as long as the proxy has engines of more than one class."""
         while True:

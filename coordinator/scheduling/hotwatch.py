@@ -67,6 +67,10 @@ class HotWatch:
         self._stuck: dict[str, str] = {}
         self._told: dict[str, deque[tuple[float, float]]] = {}  # device -> when, and its load
 
+    def follow(self, proxy: Ref) -> None:
+        """Another one from now on."""
+        self._proxy = proxy
+
     async def run(self) -> None:
         """Until it is cancelled, or fewer than two engines are left for good."""
         while True:

@@ -160,6 +160,21 @@ COMMANDS: tuple[Command, ...] = (
         danger="it failed several times within ten minutes; the next time it is left out for longer",
     ),
     Command(
+        "let-go",
+        "let a node go, so that another one takes its roles while the run goes on",
+        orders.let_go,
+        (Argument("NODE", "node"),),
+        more="An env host once it is empty (it is drained). Any other ends after the step under way, the trainer's "
+        "after a checkpoint; the run then waits for a node with the same roles, which goes on with what was under way.",
+        danger="the run stands still until another node with its roles joins; if none does in time, it fails",
+    ),
+    Command(
+        "step-down",
+        "end the coordinator's process, so that a standby leads the run on",
+        orders.step_down,
+        danger="this process ends; the standby's leads on with everything that runs",
+    ),
+    Command(
         "rebalance",
         "let engines that hold more than their share of the trajectories let some go",
         orders.rebalance,

@@ -18,11 +18,13 @@ from coordinator.desk.orders import (
     Fill,
     GiveOrder,
     Giver,
+    LetNodeGo,
     Order,
     PauseJob,
     RebalanceEngines,
     Release,
     ResumeJob,
+    StepDown,
 )
 from coordinator.messages import Changed, GetStatus, Status
 from coordinator.shell.connection import Connection, ShellError
@@ -98,6 +100,14 @@ async def release(run: Connection, host: str) -> Changed:
 
 async def rebalance(run: Connection) -> Changed:
     return await give(run, RebalanceEngines())
+
+
+async def let_go(run: Connection, node: str) -> Changed:
+    return await give(run, LetNodeGo(node))
+
+
+async def step_down(run: Connection) -> Changed:
+    return await give(run, StepDown())
 
 
 async def audit(run: Connection, count: str = AUDIT_LINES) -> Audit:

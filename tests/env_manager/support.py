@@ -252,6 +252,7 @@ class World:
         self.reward = ScriptedReward(self.faults)
         self.store = ScriptedStore(self.faults)
         self.pool: ScriptedPool
+        self.peers: Peers
         self.host: Ref
 
     def start(
@@ -284,7 +285,7 @@ async def world(
     async with Node("services") as services, Node("worker-0") as worker_node, Node("control") as node:
         made = World(node, worker_node)
         made.pool = ScriptedPool(await worker_node.spawn(lambda: made.worker, "worker"))
-        peers = Peers(
+        peers = made.peers = Peers(
             coordinator=await node.spawn(lambda: made.coordinator, "coordinator"),
             proxy=await node.spawn(lambda: made.proxy, "proxy"),
             reward=await services.spawn(lambda: made.reward, "reward"),

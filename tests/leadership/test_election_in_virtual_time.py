@@ -150,6 +150,33 @@ def test_a_cut_that_is_mended_in_time_costs_no_leader_its_epoch() -> None:
     simulated(scenario)
 
 
+def test_a_leader_that_steps_down_is_succeeded_at_once_and_by_one_only() -> None:
+    async def scenario(server: SimulatedServer) -> None:
+        first = Standby(server, "first")
+        await asyncio.sleep(1.0)
+        assert first.term is not None
+        assert await first.term.rivals() == 0
+        second = Standby(server, "second")
+        await asyncio.sleep(1.0)
+        assert await first.term.rivals() == 1
+        began = asyncio.get_running_loop().time()
+        led = first.term
+        stepping = asyncio.create_task(led.step_down())
+        while not second.leads:
+            assert not (led.leads() and second.leads)
+            await asyncio.sleep(0.001)
+        await stepping
+        assert not led.leads()
+        assert asyncio.get_running_loop().time() - began < SESSION_S / 3
+        with pytest.raises(Deposed, match="it has stepped down"):
+            await led.certain()
+        assert second.epochs == [2]
+        await first.end()
+        await second.end()
+
+    simulated(scenario)
+
+
 def test_whoever_waits_for_certainty_learns_that_the_term_is_over() -> None:
     async def scenario(server: SimulatedServer) -> None:
         store = server.open("first", timeout_s=1.0, session_timeout_s=SESSION_S)

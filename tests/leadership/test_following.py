@@ -14,7 +14,18 @@ from bus.message import DeadlineExceeded, NodeAddress, PeerLost, Superseded
 from bus.simulated import Link, SimulatedNetwork, SimulatedTransport
 from bus.virtual_time import run
 from coordinator.allegiance import Allegiance
-from coordinator.messages import Announce, Follow, Following, Join, RoleFailed, RunOver
+from coordinator.messages import (
+    Announce,
+    Ending,
+    Follow,
+    Following,
+    Join,
+    Known,
+    LetGo,
+    Moved,
+    RoleFailed,
+    RunOver,
+)
 
 SILENCE_S = 4.0
 TAKEOVER_S = 30.0
@@ -164,6 +175,34 @@ def test_a_leader_that_comes_in_time_keeps_a_node_from_ending() -> None:
         await world.follow(node, again, begun=True)
         await asyncio.sleep(10 * TAKEOVER_S)
         assert world.ends == []
+
+    simulated(scenario)
+
+
+def test_a_node_is_told_who_has_a_role_by_now_and_so_is_whoever_asks_later() -> None:
+    async def scenario(world: World) -> None:
+        node, _, _, ref = await world.leader(1)
+        await world.start(ref)
+        told: list[Ref] = []
+        world.allegiance.on_moved("proxy", told.append)
+        first, second = (Ref(NodeAddress(f"proxy-{n}", "tcp://p:1", "tcp://p:2", n), "proxy") for n in (1, 2))
+        for proxy in (first, second):
+            await node.ask(world.allegiance.ref, Moved("proxy", proxy), Known, timeout_s=5.0)
+        await node.ask(world.allegiance.ref, Moved("reward", first), Known, timeout_s=5.0)
+        assert told == [first, second]
+        world.allegiance.on_moved("proxy", told.append)
+        assert told == [first, second, second]
+
+    simulated(scenario)
+
+
+def test_a_node_that_is_let_go_ends_though_the_run_goes_on() -> None:
+    async def scenario(world: World) -> None:
+        node, _, _, ref = await world.leader(1)
+        await world.start(ref)
+        await node.ask(world.allegiance.ref, LetGo("another takes its place"), Ending, timeout_s=5.0)
+        await asyncio.sleep(1.0)
+        assert world.ends == ["another takes its place"]
 
     simulated(scenario)
 

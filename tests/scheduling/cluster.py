@@ -143,7 +143,7 @@ class Cluster:
         self.failures: list[BaseException] = []
         self.journal: Written | FileJournal
         self._served = 0
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._transports: dict[str, SimulatedTransport] = {}
 
     @property
@@ -155,7 +155,7 @@ class Cluster:
     ) -> PretendHost:
         """``tell``: how many places it says it has, where that differs."""
         transport = self._transports[name] = self.network.join(name)
-        node = self._nodes[name] = Node(name, transport=transport)
+        node = self.nodes[name] = Node(name, transport=transport)
         await node.__aenter__()
         host = self.hosts[name] = PretendHost(self.ref, places, script)
         host.served = self._served
@@ -169,7 +169,7 @@ class Cluster:
         """It is gone without a word; the coordinator notices when it has been silent for long enough."""
         del self.hosts[name]
         self._transports.pop(name).crash()
-        await self._nodes.pop(name).close()
+        await self.nodes.pop(name).close()
 
     async def restart_host(self, name: str) -> None:
         """Killed, and started again before anybody has noticed."""
@@ -207,7 +207,7 @@ class Cluster:
 
     async def close(self) -> None:
         self.coordinator.end()
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             await node.close()
 
 

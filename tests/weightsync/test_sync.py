@@ -31,8 +31,9 @@ def manifest(version: int) -> Manifest:
 
 
 class SyncWorld:
-    def __init__(self, made: World, weightsync: Ref) -> None:
+    def __init__(self, made: World, actor: WeightSync, weightsync: Ref) -> None:
         self.made = made
+        self.actor = actor
         self.weightsync = weightsync
 
     async def publish(self, version: int) -> Published:
@@ -57,12 +58,13 @@ class SyncWorld:
 @asynccontextmanager
 async def sync_world(*engines: str) -> AsyncIterator[SyncWorld]:
     async with world(list(engines)) as made:
-        weightsync = await made.node.spawn(lambda: WeightSync(made.proxy.ref, Spans("weightsync")), "weightsync")
+        actor = WeightSync(made.proxy.ref, Spans("weightsync"))
+        weightsync = await made.node.spawn(lambda: actor, "weightsync")
         made.proxy.introduce(weightsync)
         for name in engines:
             await made.start(name)
         await settle()
-        yield SyncWorld(made, weightsync)
+        yield SyncWorld(made, actor, weightsync)
 
 
 def test_every_engine_is_brought_to_the_version_and_then_serves() -> None:
@@ -255,5 +257,19 @@ def test_a_suspended_engine_is_updated_too() -> None:
             await world_.made.command(Suspend("e0"))
             await world_.publish(1)
             assert await world_.states() == {"e0": ("serving", 1)}
+
+    run(test())
+
+
+def test_the_engines_of_a_proxy_that_has_a_successor_are_gone_until_that_one_says_otherwise() -> None:
+    async def test() -> None:
+        async with sync_world("e0") as world_:
+            await world_.publish(1)
+            world_.actor.follow(world_.made.proxy.ref)  # it stands for its own successor here
+            state = await world_.made.node.ask(world_.weightsync, DescribeWeights(), timeout_s=10)
+            assert (state.ordered, state.proven) == (1, [])
+            assert (await world_.publish(2)).engines == []
+            world_.made.proxy.introduce(world_.weightsync)
+            await world_.serves("e0", 2)
 
     run(test())

@@ -1,0 +1,96 @@
+"""Whoever an env host asks may be replaced: what was under way is asked of the successor, and nothing is lost."""
+
+from __future__ import annotations
+
+from actors.core.leader import Leader
+from tests.env_manager.support import Faults, ScriptedProxy, ScriptedReward, ScriptedStore, World, world
+from tests.support.loops import run, until
+
+
+async def ended(made: World, count: int) -> list[tuple[str, str, str]]:
+    await until(lambda: len(made.outcomes) == count)
+    return sorted((each.ticket, each.state, each.reason) for each in made.outcomes)
+
+
+def test_what_a_proxy_was_asked_its_successor_is_asked_too() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1", "t2")
+            await until(lambda: len(made.proxy.held) == 2)
+            successor = ScriptedProxy(Faults())
+            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
+            first = {request.request_id: list(request.prompt) for request in made.proxy.requests}
+            again = {request.request_id: list(request.prompt) for request in successor.requests}
+            assert {id_: again[id_] for id_ in first} == first == {"t1/0": first["t1/0"], "t2/0": first["t2/0"]}
+            assert sorted(successor.ended) == ["t1", "t2"]
+            made.proxy.answer("t1/0")  # the one before it was not quite gone
+            await until(lambda: made.store.kept["t1"].turns == 3)
+            counters = (await made.describe()).counters
+            assert (counters["requests_of_an_earlier_proxy"], counters["stored"]) == (2, 2)
+
+    run(test())
+
+
+def test_who_is_asked_for_nothing_is_not_asked_again() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.start("t1")
+            await ended(made, 1)
+            successor = ScriptedProxy(Faults())
+            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.start("t2")
+            assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
+            assert [request.request_id for request in successor.requests] == ["t2/0", "t2/1", "t2/2"]
+
+    run(test())
+
+
+def test_what_is_scored_waits_for_a_successor() -> None:
+    async def test() -> None:
+        async with world() as made:
+            gone = await made.worker_node.spawn(lambda: ScriptedReward(Faults()), "reward")
+            made.peers.reward = Leader(gone, patience_s=60.0, late_is_gone=False)
+            await made.worker_node.stop(gone)
+            made.start("t1")
+            await until(lambda: made.worker.closed == ["t1"])
+            assert await made.states() == {"t1": "reward"}
+            successor = ScriptedReward(Faults())
+            made.peers.reward.follow(await made.worker_node.spawn(lambda: successor, "reward-2"))
+            assert await ended(made, 1) == [("t1", "stored", "")]
+            assert successor.scoring == ["t1"]
+
+    run(test())
+
+
+def test_what_is_stored_waits_for_a_successor_which_may_hear_it_twice() -> None:
+    async def test() -> None:
+        async with world() as made:
+            first = ScriptedStore(Faults())
+            first.gate.clear()  # it has it, and never says so
+            gone = await made.worker_node.spawn(lambda: first, "store")
+            made.peers.store = Leader(gone, patience_s=60.0, late_is_gone=False)
+            made.start("t1")
+            await until(lambda: first.storing == ["t1"])
+            await made.worker_node.stop(gone)
+            successor = ScriptedStore(Faults())
+            made.peers.store.follow(await made.worker_node.spawn(lambda: successor, "store-2"))
+            assert await ended(made, 1) == [("t1", "stored", "")]
+            assert list(successor.kept) == ["t1"]
+
+    run(test())
+
+
+def test_who_is_late_is_not_gone() -> None:
+    async def test() -> None:
+        async with world(reward_timeout_s=0.2) as made:
+            slow = ScriptedReward(Faults())
+            slow.gate.clear()
+            there = await made.worker_node.spawn(lambda: slow, "reward")
+            made.peers.reward = Leader(there, patience_s=60.0, late_is_gone=False)
+            made.start("t1")
+            assert await ended(made, 1) == [("t1", "lost", "reward_timeout")]
+            slow.gate.set()
+
+    run(test())
