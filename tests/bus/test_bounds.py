@@ -15,8 +15,8 @@ from actors.core import Actor, Node, handler
 from bus.bounds import Account, Bounds, Bucket, Mutes
 from bus.codec import Decoder, Encoder
 from bus.message import DecodeError, Failure, Header, Kind, Lane, NodeAddress, Overloaded
+from tests.bus.asks import Add, Counter, Total, ask
 from tests.bus.hands import Hand, Message, carry, settle
-from tests.bus.test_delivery import Add, Counter, Total, ask
 from tests.bus.test_zeromq import until
 
 FAILURES: Decoder[Failure] = Decoder(Failure)

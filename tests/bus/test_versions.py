@@ -8,8 +8,8 @@ import pytest
 
 from bus.codec import Decoder
 from bus.message import Header, Kind, Lane, NodeAddress, ProtocolMismatch
+from tests.bus.asks import Add, Counter, Total, ask
 from tests.bus.hands import Hand, carry, settle
-from tests.bus.test_delivery import Add, Counter, Total, ask
 from tests.bus.test_zeromq import Nodes, echo
 from tests.bus.test_zeromq import ask as ask_over_sockets
 

@@ -17,6 +17,8 @@ from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
     EnvState,
+    Followed,
+    FollowTrajectory,
     LeftPlaces,
     Noted,
     Outcome,
@@ -36,6 +38,7 @@ from actors.settings import EnvironmentSettings, RolloutSettings
 from actors.trainer.messages import Discard, Discarded, Store, Stored
 from actors.trajectory import Trajectory
 from bus.message import PeerLost
+from tests.support.loops import settle, until
 
 RIGHT = ord("R")
 ACTIONS = ("L", "R")
@@ -302,3 +305,22 @@ async def world(
         )
         made.host = await node.spawn(lambda: host, "env", restarts=0)
         yield made
+
+
+async def outcome_of(made: World, ticket: str) -> tuple[str, str]:
+    """State and reason, once it has ended; checks that it has ended once."""
+    await until(lambda: any(outcome.ticket == ticket for outcome in made.outcomes))
+    await settle()
+    (outcome,) = [outcome for outcome in made.outcomes if outcome.ticket == ticket]
+    return outcome.state, outcome.reason
+
+
+async def is_at_rest(made: World) -> None:
+    """Nothing is left of any trajectory: environments closed, prefixes forgotten, places free."""
+    await until(lambda: set(made.worker.closed) >= set(made.worker.steps))
+    state = await made.describe()
+    assert state.running == []
+
+
+async def followed(made: World, ticket: str) -> list[Followed]:
+    return [step async for step in made.node.stream(made.host, FollowTrajectory(ticket), timeout_s=10)]

@@ -12,6 +12,7 @@ import numpy as np
 from actors.core import Actor, Node, Ref, handler
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.messages import (
+    Abort,
     Accepted,
     Acknowledged,
     Add,
@@ -42,8 +43,10 @@ from actors.proxy.messages import (
 from actors.proxy.proxy import LLMProxy
 from actors.weightsync.manifest import Manifest, Receipt
 from bus.message import NodeAddress
+from tests.support.loops import until
 
 LIMITS = EngineLimits(max_sequences=4, max_model_len=64)
+CRASH = "process ended: killed by SIGKILL"
 
 
 def request(id_: str, trajectory: str = "") -> GenerateRequest:
@@ -263,3 +266,21 @@ async def world(
         finally:
             for one in made.nodes:
                 await one.close()
+
+
+def die(made: World, name: str, *, restarting: bool) -> None:
+    made.proxy.engine_died(name, CRASH, restarting=restarting)
+
+
+async def abort(made: World, id_: str) -> None:
+    await made.node.ask(made.proxy.ref, Abort(id_), Acknowledged, timeout_s=5)
+
+
+async def played(made: World, trajectory: str, turn: int = 0) -> str:
+    """One turn of a trajectory is answered; returns by which engine, which holds its prefix from now on."""
+    id_ = f"{trajectory}/{turn}"
+    engine = await made.add(id_, trajectory)
+    await until(lambda: id_ in made.hosts[engine].held)
+    made.hosts[engine].answer(id_)
+    await until(lambda: id_ not in made.proxy._engines[engine].in_flight)
+    return engine

@@ -27,8 +27,7 @@ from actors.proxy.messages import (
 )
 from actors.proxy.moving import KEEP_S, Moves
 from bus.message import RemoteError, Superseded
-from tests.proxy.support import ScriptedHost, World, request, world
-from tests.proxy.test_proxy import die, played
+from tests.proxy.support import ScriptedHost, World, die, played, request, world
 from tests.support.loops import run, until
 
 SAMPLED = Begun(np.array([5, 6, 7], np.int32), np.array([-1, -2, -3], np.float32), np.array([0, 0, 1], np.int32))
