@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.fate import Fate
 from coordinator.interruption import Interrupted
+from coordinator.losses import RoleLost
 from coordinator.observe.progress import Progress
 from coordinator.pipeline import Pipeline
 
@@ -45,8 +46,10 @@ class Finish:
         except Interrupted as interruption:
             status, outcome = 130, str(interruption)
             between_steps = await self.out_of_step()
-        except BaseException:
-            between_steps = await self._pipeline.leave_step(STEP_GRACE_S)
+        except BaseException as error:
+            # Neither while the run is to go on elsewhere, nor when it is cancelled, is there time.
+            failed = isinstance(error, Exception) and not isinstance(error, RoleLost)
+            between_steps = await (self.out_of_step() if failed else self._pipeline.leave_step(STEP_GRACE_S))
             await self._end(training)
             await self._save_after_failure(between_steps)
             raise
@@ -58,11 +61,11 @@ class Finish:
         return status, f"{outcome}; {await self._saved(between_steps)}"
 
     async def out_of_step(self) -> bool:
-        """After Ctrl-C: a step of a large model may take minutes, and what the last ones learned is worth the wait;
-        a second Ctrl-C ends it."""
+        """A step of a large model may take minutes, and what the last ones learned is worth the wait, whatever else has
+        failed; a second Ctrl-C ends it."""
         if await self._pipeline.leave_step(STEP_GRACE_S):
             return True
-        if not (self._saves and self._pipeline.can_save):
+        if not (self._saves and self._pipeline.can_save and self._pipeline.in_step):
             return False
         self._progress.note("the training step under way is finished first (Ctrl-C again stops at once)")
         return await self._pipeline.leave_step(WHOLE_STEP_GRACE_S)

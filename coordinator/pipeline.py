@@ -439,6 +439,11 @@ class Pipeline:
         """Whether there are ranks that can write a checkpoint."""
         return self._trainer_up
 
+    @property
+    def in_step(self) -> bool:
+        """Whether the ranks are between two versions."""
+        return not self._between_steps.is_set()
+
     async def leave_step(self, timeout_s: float) -> bool:
         """Wait until the ranks are not between two versions. Whether it is known at which one they are, so that a
         checkpoint can be written."""
