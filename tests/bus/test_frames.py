@@ -18,6 +18,8 @@ from bus.message import BusError, Failure, Header, Kind, Lane, NodeAddress
 from bus.packing import PACKED_FRAMES, packed, unpacked
 from tests.bus.hands import HandTransport, settle
 
+pytestmark = pytest.mark.virtual_time  # a busy machine takes long over so many, and nothing here waits
+
 SENDER = NodeAddress("a", "tcp://a:1", "tcp://a:2", 1)
 
 

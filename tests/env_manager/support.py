@@ -38,6 +38,7 @@ from actors.settings import EnvironmentSettings, RolloutSettings
 from actors.trainer.messages import Discard, Discarded, Store, Stored
 from actors.trajectory import Trajectory
 from bus.message import PeerLost
+from bus.simulated import Link, SimulatedNetwork
 from tests.support.loops import settle, until
 
 RIGHT = ord("R")
@@ -284,8 +285,14 @@ async def world(
     step_timeout_s: float = 5.0,
     turn_timeout_s: float = 5.0,
     reward_timeout_s: float = 5.0,
+    network: SimulatedNetwork | None = None,
 ) -> AsyncIterator[World]:
-    async with Node("services") as services, Node("worker-0") as worker_node, Node("control") as node:
+    """``network``: of nodes that are simulated; else they are real ones."""
+    services, worker_node, node = (
+        Node(name, transport=None if network is None else network.join(name))
+        for name in ("services", "worker-0", "control")
+    )
+    async with services, worker_node, node:
         made = World(node, worker_node)
         made.pool = ScriptedPool(await worker_node.spawn(lambda: made.worker, "worker"))
         peers = made.peers = Peers(
@@ -304,6 +311,13 @@ async def world(
             peers=peers,
         )
         made.host = await node.spawn(lambda: host, "env", restarts=0)
+        yield made
+
+
+@asynccontextmanager
+async def simulated_world(**settings: Any) -> AsyncIterator[World]:
+    """In virtual time, where nothing but what hangs ever reaches a deadline."""
+    async with world(network=SimulatedNetwork(seed=1, link=Link(latency_s=0.005)), **settings) as made:
         yield made
 
 

@@ -10,7 +10,8 @@ from actors.env import manager as manager_module
 from actors.env.messages import LearnerVersion
 from actors.env.recorder import check_trajectory
 from actors.env.urgency import is_urgent, turns_left
-from tests.env_manager.support import RIGHT, followed, is_at_rest, outcome_of, world
+from bus import virtual_time
+from tests.env_manager.support import RIGHT, followed, is_at_rest, outcome_of, simulated_world, world
 from tests.support.loops import run, settle, until
 
 
@@ -126,7 +127,7 @@ def test_turns_left_are_the_fewer_of_the_bound_and_what_the_environment_says(
 
 def test_who_waits_elsewhere_is_told_of_places_that_are_free_only_where_somebody_waits() -> None:
     async def test() -> None:
-        async with world() as made:
+        async with simulated_world() as made:
             made.reward.gate.clear()
             made.start("t1")
             await until(lambda: made.reward.scoring == ["t1"])
@@ -137,7 +138,7 @@ def test_who_waits_elsewhere_is_told_of_places_that_are_free_only_where_somebody
             await outcome_of(made, "t1")
             assert made.coordinator.left == ["t2", "t3"]
 
-    run(test())
+    virtual_time.run(test())
 
 
 def test_a_trajectory_ends_at_the_bound_of_turns() -> None:
