@@ -36,16 +36,21 @@ def parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_run_arguments(result)
+    result.add_argument("--episodes", type=int, default=64, help="how many (default: 64)")
+    result.add_argument("--save", type=Path, metavar="FILE", help="also write every episode, a JSON line each")
+    result.add_argument("--json", action="store_true", help="print one JSON object")
+    return result
+
+
+def add_run_arguments(result: argparse.ArgumentParser) -> None:
+    """Whose policy plays, and how."""
     result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
     result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
-    result.add_argument("--episodes", type=int, default=64, help="how many (default: 64)")
     result.add_argument(
         "--version", default="best", help="checkpoint: best (default), latest or a version (0: before training)"
     )
     result.add_argument("--sample", action="store_true", help="sample at the training temperature instead of greedily")
-    result.add_argument("--save", type=Path, metavar="FILE", help="also write every episode, a JSON line each")
-    result.add_argument("--json", action="store_true", help="print one JSON object")
-    return result
 
 
 def main(argv: list[str] | None = None) -> int:

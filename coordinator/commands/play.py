@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 
 from actors.env.messages import Outcome
 from coordinator.checkpoints import CheckpointUnusable
-from coordinator.commands.eval import FIRST_FRESH, fresh_tickets
+from coordinator.commands.eval import FIRST_FRESH, add_run_arguments, fresh_tickets
 from coordinator.commands.finished import FinishedRun, Interrupted, PlayFailed
 from coordinator.commands.usage import examples
 from coordinator.job import JobError
@@ -27,11 +26,8 @@ def parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("run", type=Path, help="run directory, e.g. runs/latest")
-    result.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings to change")
+    add_run_arguments(result)
     result.add_argument("--task", type=int, default=0, help="which held-out task (default: 0)")
-    result.add_argument("--version", default="best", help="checkpoint: best (default), latest or a version (0: before)")
-    result.add_argument("--sample", action="store_true", help="sample at the training temperature instead of greedily")
     result.add_argument("--delay", type=float, default=0.4, help="seconds between turns on a terminal (default: 0.4)")
     return result
 

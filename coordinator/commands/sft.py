@@ -9,10 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.checkpoints import Checkpoints, CheckpointUnusable
+from coordinator.checkpoints import Checkpoints
 from coordinator.commands.offline import empty_directory, prepare_offline, run_offline
 from coordinator.commands.train import (
     DEMONSTRATIONS,
+    begun,
     check_resumable,
     describe,
     newest,
@@ -25,13 +26,11 @@ from coordinator.job import Job, JobError, convert
 from coordinator.launch import Launch, policy_directory
 from coordinator.modeldir import settings_for
 from coordinator.observe.progress import PlainProgress
-from coordinator.observe.rundir import RunDirectory, RunDirectoryError
+from coordinator.observe.rundir import RunDirectory
 from coordinator.preflight import check_policy, check_trackers
 from coordinator.resources.resolve import Placement, resolve
 from coordinator.sft import Demonstrations, Imitation, load_demonstrations
 from hwprobe import AffinityMap, build_affinity_map, probe
-
-EXIT_USAGE = 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,15 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_intermixed_args(argv)
-    try:
-        return _main(arguments)
-    except (JobError, RunDirectoryError, CheckpointUnusable) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:  # before a run listens for it
-        print("interrupted before anything was started", file=sys.stderr)
-        return 130
+    return begun(lambda: _main(parser().parse_intermixed_args(argv)))
 
 
 def _main(arguments: argparse.Namespace) -> int:

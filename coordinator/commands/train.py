@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -59,9 +60,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_intermixed_args(argv)
+    return begun(lambda: _main(parser().parse_intermixed_args(argv)))
+
+
+def begun(work: Callable[[], int]) -> int:
+    """The exit status of a command that begins a run, or goes on with one."""
     try:
-        return _main(arguments)
+        return work()
     except (JobError, RunDirectoryError, CheckpointUnusable) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
