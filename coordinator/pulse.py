@@ -5,7 +5,8 @@ that ends, and a new one is refused by its own machine, no process is left that 
 process that is stopped or starved keeps its connections, a machine or network that is gone refuses nothing. There the
 session decides.
 
-Invariant: who never had a connection never takes a refusal for a proof (a firewall refuses, too).
+Invariant: who never had a connection never takes a refusal for a proof (a firewall refuses, too); nor does anybody who
+would look for a loopback address on another machine than the one that means it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from bus.security import is_loopback
 
 MOST_CONNECTIONS = 64
 CONNECT_S = 5.0
@@ -20,9 +25,17 @@ AGAIN_S = 0.2
 """Between two attempts to find out."""
 
 
+@cache
+def machine() -> str:
+    """Names what a loopback address belongs to: this boot of this kernel, and this network namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
+
+
 @asynccontextmanager
 async def pulse(host: str) -> AsyncIterator[str]:
-    """Listens while the block runs; yields where, as ``host:port``. Raises ``OSError``."""
+    """Listens while the block runs; yields where, as ``host:port``, or ``host:port@machine`` where that is needed.
+    Raises ``OSError``."""
     held: dict[asyncio.StreamWriter, asyncio.Task[None] | None] = {}
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,7 +52,8 @@ async def pulse(host: str) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(hold, host, 0)
     try:
-        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+        place = f"{host}:{server.sockets[0].getsockname()[1]}"
+        yield f"{place}@{machine()}" if is_loopback(host) else place
     finally:
         server.close()
         holding = [task for task in held.values() if task is not None]
@@ -50,7 +64,10 @@ async def pulse(host: str) -> AsyncIterator[str]:
 
 async def until_gone(address: str) -> None:
     """Returns once it is proven that nobody listens there any more; where there can be no proof, never."""
-    host, _, port = address.rpartition(":")
+    place, _, where = address.partition("@")
+    if where and where != machine():
+        await asyncio.Event().wait()
+    host, _, port = place.rpartition(":")
     connected = False
     while True:
         try:

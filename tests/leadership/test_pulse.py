@@ -38,6 +38,17 @@ async def test_a_killed_process_is_proven_to_be_gone() -> None:
         await asyncio.wait_for(waiting, 30.0)
 
 
+async def test_a_loopback_address_of_another_machine_is_no_place_to_look_for_a_proof() -> None:
+    with listener() as (process, address):
+        waiting = asyncio.create_task(until_gone(f"{address}@another-boot/4026531840"))
+        await asyncio.sleep(0.5)
+        process.kill()
+        process.wait()
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        waiting.cancel()
+
+
 async def test_a_stopped_process_is_not() -> None:
     with listener() as (process, address):
         waiting = asyncio.create_task(until_gone(address))

@@ -168,9 +168,10 @@ def connections() -> list[list[str]]:
 
 async def connected(place: str) -> None:
     """Returns once somebody holds a connection to it (state 01)."""
-    there = f":{int(place.rpartition(':')[2]):04X}"
+    there = f":{int(place.partition('@')[0].rpartition(':')[2]):04X}"
     while not any(fields[2].endswith(there) and fields[3] == "01" for fields in connections()):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)  # it is the kernel's first, and in this loop's hands a turn later
 
 
 @asynccontextmanager
