@@ -37,6 +37,7 @@ from coordinator.messages import (
     Role,
     RoleFailed,
     RunOver,
+    StandBy,
     Take,
 )
 
@@ -49,15 +50,27 @@ NOBODY = Ref(NodeAddress("nobody", "", "", 0), "nobody")
 """Followed by a node that has not joined yet."""
 
 
-class Allegiance(Actor):
-    """See the module docstring. ``end`` is told why the node is to end, or to begin again; ``take`` what roles a spare
-    is to have."""
+class Spare:
+    """What a node does that is one; here nothing."""
 
-    def __init__(
-        self, end: Callable[[str | BeginAgain], None], take: Callable[[list[Role]], None] = lambda roles: None
-    ) -> None:
+    def take(self, roles: list[Role]) -> None:
+        """Have these roles."""
+
+    def stand_by(self, run_directory: str) -> None:
+        """Have a standby coordinator beside it."""
+
+    def standby_pid(self) -> int | None:
+        """See ``Join``."""
+        return None
+
+
+class Allegiance(Actor):
+    """See the module docstring. ``end`` is told why the node is to end, or to begin again; ``spare`` what it is to
+    take over."""
+
+    def __init__(self, end: Callable[[str | BeginAgain], None], spare: Spare | None = None) -> None:
         self._end = end
-        self._take = take
+        self._spare = spare or Spare()
         self.leader = Leader(NOBODY)
         self._join: Join | None = None
         self._announced: list[Announce] = []
@@ -107,7 +120,8 @@ class Allegiance(Actor):
             self.leader.follow(leader)
             for failure in self._failures:
                 self.leader.tell(self.node, failure)
-        return Following(self._join, list(self._announced))
+        join = msgspec.structs.replace(self._join, standby=self._spare.standby_pid())
+        return Following(join, list(self._announced))
 
     @handler(urgent=True)
     async def begin_again(self, message: BeginAgain) -> Obeyed:
@@ -119,7 +133,12 @@ class Allegiance(Actor):
         """Said again, it has no further effect."""
         if self._join is not None and self._join.roles != message.roles:
             self.has(message.roles)
-            self._take(message.roles)
+            self._spare.take(message.roles)
+        return Obeyed()
+
+    @handler(urgent=True)
+    async def stand_by(self, message: StandBy) -> Obeyed:
+        self._spare.stand_by(message.run_directory)
         return Obeyed()
 
     def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:

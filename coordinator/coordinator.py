@@ -49,6 +49,7 @@ from coordinator.messages import (
     RoleFailed,
     RunOver,
     SetAlpha,
+    StandBy,
     Status,
     Take,
     Trajectories,
@@ -61,6 +62,9 @@ from coordinator.tickets import TicketDesk, TicketHandlers
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+ORDERED = -1
+"""Process id of a standby that is about to start."""
 
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
@@ -153,10 +157,17 @@ class Coordinator(TicketHandlers, HostHandlers):
         taken = msgspec.structs.replace(message, roles=roles)
         self._joins[name] = taken
         self._joined(taken)
-        standby = self.host_desk.wants_standby(taken, self._joins.values())
         if not here:
             self._watch(taken)
-        return msgspec.structs.replace(self._welcome, roles=roles, standby=standby)
+        self._see_to_a_standby()
+        return msgspec.structs.replace(self._welcome, roles=roles)
+
+    def _see_to_a_standby(self) -> None:
+        able = self.host_desk.next_standby(self._joins.values())
+        if able is not None:
+            self._joins[able.node.name] = msgspec.structs.replace(able, standby=ORDERED)
+            order = StandBy(self._welcome.run_directory)
+            self.node.background(self._order(Ref(able.node, MEMBER), order, Obeyed))
 
     def _watch(self, join: Join) -> None:
         name = join.node.name
@@ -210,6 +221,7 @@ class Coordinator(TicketHandlers, HostHandlers):
     def _node_lost(self, name: str, why: str) -> None:
         join = self._joins.pop(name)
         self._left(name)
+        self._see_to_a_standby()
         self.host_desk.fell("lost", join, why)
         roles = ", ".join(join.roles)
         if not join.roles:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any, TypeVar
 
-from bus.message import BusError
+from bus.message import BusError, DeadlineExceeded
 from coordinator.interruption import Interrupted, Interruption
 from coordinator.leadership import Authority, Deposed
 from coordinator.losses import RoleLost
@@ -28,10 +28,12 @@ CAUSE_GRACE_S = 2.0
 class Fate:
     """Of one sitting; create inside a running event loop."""
 
-    def __init__(self, interruption: Interruption, authority: Authority) -> None:
+    def __init__(self, interruption: Interruption, authority: Authority, *, verdict_s: float = CAUSE_GRACE_S) -> None:
+        """``verdict_s``: after how long a node that does not answer is known to be lost, at the latest."""
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._interruption = interruption
         self._authority = authority
+        self._verdict_s = verdict_s
 
     def fail(self, error: BaseException) -> None:
         """A part of the run has failed."""
@@ -80,7 +82,8 @@ class Fate:
     async def _cause(self, error: Exception) -> Exception:
         """Who died, where that is why messages failed."""
         if isinstance(error, BusError) and not self._failure.done():
-            await asyncio.wait({self._failure}, timeout=CAUSE_GRACE_S)
+            grace_s = self._verdict_s if isinstance(error, DeadlineExceeded) else CAUSE_GRACE_S
+            await asyncio.wait({self._failure}, timeout=grace_s)
         failure = self._failure.result() if self._failure.done() else None
         return failure if isinstance(failure, RoleLost) else error
 

@@ -66,11 +66,17 @@ class Hosts:
             log.warning("node %s asks for the role %s, which somebody has: it does without", join.node.name, role)
         return roles
 
-    def wants_standby(self, join: Join, joins: Iterable[Join]) -> bool:
-        """Whether it is to start a standby coordinator."""
-        if join.standby != 0 or not self.job.coordinator.store.startswith(OTHERS_CAN_OPEN):
-            return False
-        return not any(other.standby and not self._is_this_process(other) for other in joins)
+    def next_standby(self, joins: Iterable[Join]) -> Join | None:
+        """The node that is to start a standby coordinator, where there is none."""
+        able, barred = [], self.book.barred()
+        for join in joins:
+            if join.standby and not self._is_this_process(join):
+                return None
+            if join.standby == 0 and host_of(join.node) not in barred:
+                able.append(join)
+        if not able or not self.job.coordinator.store.startswith(OTHERS_CAN_OPEN):
+            return None
+        return min(able, key=lambda join: join.node.name)
 
     def _is_this_process(self, other: Join) -> bool:
         """Whether what it started as a standby leads by now."""

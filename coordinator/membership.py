@@ -30,7 +30,7 @@ from actors.core.logs import configure_logging
 from actors.version import VERSION
 from bus.message import NodeAddress, NoSuchActor
 from bus.security import read_key
-from coordinator.allegiance import Allegiance
+from coordinator.allegiance import Allegiance, Spare
 from coordinator.coordinator import MEMBER
 from coordinator.job import Job
 from coordinator.launch import CONTROL, policy_directory
@@ -147,7 +147,7 @@ class Membership:
             self._standby.start(run_directory)
 
 
-class _Sitting:
+class _Sitting(Spare):
     """From one join to its end."""
 
     def __init__(self, terms: Terms, node: Node, pulse: str, owner: Membership, ends: ExitStack) -> None:
@@ -159,7 +159,7 @@ class _Sitting:
         self._ends = ends
         self._welcome: Welcome
         self._leader: Leader
-        self._allegiance = Allegiance(owner.end, self._take_later)
+        self._allegiance = Allegiance(owner.end, self)
         self.roles: list[Role] = []
         self.taking: list[asyncio.Task[None]] = []
 
@@ -190,13 +190,16 @@ class _Sitting:
             silence_s=settings.silence_s,
             takeover_s=settings.takeover_s,
         )
-        if welcome.standby:
-            owner.stand_by(self._directory)
         await self._take(self.roles, self._terms.beside)
         return welcome.run
 
-    def _take_later(self, roles: list[Role]) -> None:
-        """As a spare that is wanted."""
+    def stand_by(self, run_directory: str) -> None:
+        self._owner.stand_by(self._directory)
+
+    def standby_pid(self) -> int | None:
+        return self._owner.standby_pid()
+
+    def take(self, roles: list[Role]) -> None:
         self.roles = list(roles)
         self.taking.append(self._node.background(self._take_alone(roles)))
 

@@ -39,7 +39,6 @@ class Welcome(msgspec.Struct, frozen=True):
     version: int
     coordinator: Ref | None = None  # this very incarnation
     roles: list[Role] | None = None  # that it takes; None: all that it asked for
-    standby: bool = False  # whether it shall have a standby coordinator beside it
     keeps_store: bool = False  # whether the trajectory store goes on as it is, beside the checkpoint's weights
 
 
@@ -109,6 +108,12 @@ class Take(msgspec.Struct, frozen=True):
     """To a spare: have these roles from now on."""
 
     roles: list[Role]
+
+
+class StandBy(msgspec.Struct, frozen=True):
+    """To a spare: have a standby coordinator beside you, for the run of this directory."""
+
+    run_directory: str
 
 
 class Obeyed(msgspec.Struct, frozen=True):

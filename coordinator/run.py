@@ -93,7 +93,7 @@ class Run:
             launch,
             directory,
             progress,
-            fate=Fate(self._interruption, SOLE if led is None else led.term),
+            fate=_fate(launch, self._interruption, led),
             scheduler=_unkept(launch) if self._books is None else self._books.scheduler,
             led=led,
             found=found,
@@ -204,6 +204,13 @@ def _open_books(launch: Launch, directory: RunDirectory, led: Led | None) -> tup
     if led is not None and led.journal is not None:
         return Books.inherited(launch.job, directory, led.journal)
     return Books.of_sitting(launch.job, directory, launch.resume, launch.resume_directory), None
+
+
+def _fate(launch: Launch, interruption: Interruption, led: Led | None) -> Fate:
+    """Of a run that can go on without who is lost, it is worth waiting for the word that somebody is."""
+    if led is None:
+        return Fate(interruption, SOLE)
+    return Fate(interruption, led.term, verdict_s=launch.job.coordinator.silence_s)
 
 
 def _unkept(launch: Launch) -> RollingScheduler:

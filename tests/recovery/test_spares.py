@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
+import msgspec
+
 from actors.core import Node, Ref
+from bus.message import NodeAddress
 from bus.virtual_time import run
-from coordinator.allegiance import Allegiance
+from coordinator.allegiance import Allegiance, Spare
+from coordinator.job import CoordinatorSettings, Job
 from coordinator.messages import (
     BeginAgain,
     Changed,
@@ -27,8 +32,10 @@ from tests.scheduling.support import rules
 
 HARDWARE = encode(AffinityMap(hosts=(), devices=(), pools=(), reference_ridge=0.0))
 
+OVER_ZOOKEEPER = msgspec.json.encode(Job(coordinator=CoordinatorSettings(store="zk://somewhere:2181")))
 
-class Joined:
+
+class Joined(Spare):
     """A node of the run and what it was told."""
 
     def __init__(self, made: Cluster, name: str) -> None:
@@ -36,7 +43,18 @@ class Joined:
         self.node = Node(name, transport=self.transport)
         self.orders: list[object] = []
         self.taken: list[Sequence[Role]] = []
-        self.allegiance = Allegiance(self.orders.append, self.taken.append)
+        self.standing_by: list[str] = []
+        self.pid: int | None = None
+        self.allegiance = Allegiance(self.orders.append, self)
+
+    def take(self, roles: list[Role]) -> None:
+        self.taken.append(roles)
+
+    def stand_by(self, run_directory: str) -> None:
+        self.standing_by.append(run_directory)
+
+    def standby_pid(self) -> int | None:
+        return self.pid
 
     async def join(self, made: Cluster, roles: list[Role], standby: int | None = None) -> Welcome:
         await self.node.spawn(lambda: self.allegiance, "member", restarts=0)
@@ -131,5 +149,37 @@ def test_a_node_that_is_told_to_begin_again_does_and_takes_what_it_is_told_once(
             await asyncio.sleep(1.0)
             assert spare.orders == [order]
             await spare.close()
+
+    run(scenario())
+
+
+def test_one_spare_has_a_standby_coordinator_and_the_next_one_once_that_is_lost() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
+            first, second, third = Joined(made, "s1"), Joined(made, "s2"), Joined(made, "s3")
+            await first.join(made, [], standby=0)
+            await second.join(made, [], standby=0)
+            await third.join(made, [])  # cannot
+            await asyncio.sleep(1.0)
+            assert (first.standing_by, second.standing_by) == ([""], [])
+            first.transport.crash()
+            await asyncio.sleep(30.0)
+            assert second.standing_by == [""]
+            assert made.failures == []
+            for each in (second, third):
+                await each.close()
+
+    run(scenario())
+
+
+def test_a_spare_whose_standby_leads_by_now_leaves_standing_by_to_another() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
+            desk = made.coordinator.host_desk
+            here = Join(made.node.address, [], 1, HARDWARE, standby=os.getpid())
+            elsewhere = Join(NodeAddress("s2", "tcp://10.0.0.9:1", "tcp://10.0.0.9:2", 1), [], 1, HARDWARE, standby=0)
+            assert desk.next_standby([here, elsewhere]) == elsewhere
+            assert desk.next_standby([here]) is None
+            assert desk.next_standby([msgspec.structs.replace(here, standby=os.getpid() + 1), elsewhere]) is None
 
     run(scenario())

@@ -230,6 +230,7 @@ async def cluster(
     journal: Path | None = None,
     network: SimulatedNetwork | None = None,
     name: str = "",
+    job: bytes = b"{}",
 ) -> AsyncIterator[Cluster]:
     """Without env hosts, before anything is admitted. ``name``: of a run among others on one ``network``."""
     network = network or SimulatedNetwork(seed=seed, link=link or Link(latency_s=0.001))
@@ -240,7 +241,7 @@ async def cluster(
         failures: list[BaseException] = []
         coordinator = Coordinator(
             scheduler,
-            Welcome("run", b"{}", "", "", "", 0),
+            Welcome("run", job, "", "", "", 0),
             failed=failures.append,
             joined=_no_news,
             spans=_unexpected,
