@@ -81,6 +81,7 @@ class Allegiance(Actor):
         self._watched = NOBODY
         self._moved: dict[Role, Ref] = {}
         self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
+        self._early: list[Role] = []
 
     async def on_stop(self) -> None:
         if self._orphaned is not None:
@@ -91,6 +92,9 @@ class Allegiance(Actor):
         self._join, self._silence_s, self._takeover_s = join, silence_s, takeover_s
         self.leader = Leader(leader, patience_s=takeover_s)
         self._watch(leader)
+        if self._early and not join.roles:
+            self.has(self._early)
+            asyncio.get_running_loop().call_soon(self._spare.take, self._early)
         return self.leader
 
     def has(self, roles: list[Role]) -> None:
@@ -130,8 +134,10 @@ class Allegiance(Actor):
 
     @handler(urgent=True)
     async def take(self, message: Take) -> Obeyed:
-        """Said again, it has no further effect."""
-        if self._join is not None and self._join.roles != message.roles:
+        """Said again, it has no further effect; said before the node knows that it takes part, it waits for that."""
+        if self._join is None:
+            self._early = message.roles
+        elif self._join.roles != message.roles:
             self.has(message.roles)
             self._spare.take(message.roles)
         return Obeyed()

@@ -114,6 +114,8 @@ class Assembly:
             await led.term.listens_at(ref.node.control)
         if takeover is not None:
             await takeover.call_together(node, ref, coordinator.adopt)
+        elif led is not None and led.kept is not None:
+            await Takeover(led.kept, None, None).call_together(node, ref, coordinator.adopt)
         node.background(report_spans(node, ref, sitting.spans))
         node.background(keep_telling())
         told.beside(node, told.facts.tell_again())

@@ -9,8 +9,9 @@ A leader that takes over a run of which something went with the one before begin
 
 Everything is started anew, as by ``--resume``: a host that is lost may hold the trainer, and to roll back versions that
 engines serve and trajectories carry would be a second way for weights to arrive. The control processes stay, with what
-they have loaded. A role that fails on a host that lives is started again there: at most ``MOST`` times without a newer
-checkpoint, and not on a host that is in quarantine.
+they have loaded; so does a trainer on a node of its own which holds just what the checkpoint has. A role that fails
+on a host that lives is started again there: at most ``MOST`` times without a newer checkpoint, and not on a host in
+quarantine.
 
 Invariant: whoever was told to begin again under an epoch does so under that epoch's leader; what cannot go on ends by
 name, and can be resumed.
@@ -22,6 +23,7 @@ import asyncio
 import logging
 
 from actors.core import Node, Ref
+from actors.trainer.messages import DescribeTrainer, Discard, Discarded, TrainerState
 from bus.message import BusError, CannotListen
 from coordinator.checkpoints import Checkpoints
 from coordinator.coordinator import MEMBER
@@ -37,7 +39,7 @@ from coordinator.observe.progress import Progress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.recovery import MOST, gone_back
 from coordinator.run import Run
-from coordinator.takeover import Led, gather_followers
+from coordinator.takeover import Followers, Led, gather_followers
 
 log = logging.getLogger(__name__)
 
@@ -149,12 +151,62 @@ class Gathering:
                 self._progress.note(f"{member.node} takes {', '.join(more)}")
                 self._book.given(member.host, member.node, more)
         leader = Ref(node.address, "coordinator")
-        orders = [(each.join, BeginAgain(leader, roles[each.join.node.name])) for each in nodes]
-        await asyncio.gather(*(self._tell(node, join, order) for join, order in orders))
         self._launch = gone_back(self._launch, self._directory)
+        trainer = next((each for each in nodes if roles[each.join.node.name] == each.join.roles == ["trainer"]), None)
+        stays = trainer is not None and await self._is_at_the_checkpoint(node, trainer)
+        orders = [
+            (each.join, BeginAgain(leader, roles[each.join.node.name]))
+            for each in nodes
+            if not (stays and each is trainer)
+        ]
+        await asyncio.gather(*(self._tell(node, join, order) for join, order in orders))
+        kept = None
+        if stays and trainer is not None and await self._forgets_the_rest(node, trainer):
+            kept = Followers([trainer])
+            self._progress.note(f"{trainer.join.node.name} goes on as it is")
+        elif stays and trainer is not None:
+            await self._tell(node, trainer.join, BeginAgain(leader, ["trainer"]))
         led = self._led
-        self._led = Led(led.store, led.term, shards=led.shards, node=node)
+        self._led = Led(led.store, led.term, shards=led.shards, node=node, kept=kept)
         return True
+
+    async def _is_at_the_checkpoint(self, node: Node, trainer: Following) -> bool:
+        """Whether a trainer on a node of its own holds what the checkpoint has, so that it need not load it."""
+        state = await self._state_of(node, trainer)
+        resume = self._launch.resume
+        if state is None or resume is None or state.weights is None or state.stepping is not None:
+            return False
+        held = {each.ticket for each in state.kept}
+        return state.weights.manifest.version == resume.version and self._buffered() <= held
+
+    async def _forgets_the_rest(self, node: Node, trainer: Following) -> bool:
+        """Drop what it was given since the checkpoint. To be called once nobody gives it anything any more."""
+        state = await self._state_of(node, trainer)
+        if state is None:
+            return False
+        rest = [each.ticket for each in state.kept if each.ticket not in self._buffered()]
+        try:
+            await node.ask(trainer.announced[0].ref, Discard(rest), Discarded, timeout_s=BEGIN_S, about="the trainer")
+        except BusError as error:
+            log.warning("%s", error)
+            return False
+        return True
+
+    def _buffered(self) -> set[str]:
+        """Tickets in the checkpoint's buffer."""
+        resume = self._launch.resume
+        return set() if resume is None else {each for group in resume.scheduler.groups for each in group.stored}
+
+    async def _state_of(self, node: Node, trainer: Following) -> TrainerState | None:
+        if not trainer.announced:
+            return None
+        try:
+            return await node.ask(
+                trainer.announced[0].ref, DescribeTrainer(), TrainerState, timeout_s=BEGIN_S, about="the trainer"
+            )
+        except BusError as error:
+            log.warning("%s", error)
+            return None
 
     async def _tell(self, node: Node, join: Join, order: BeginAgain) -> None:
         try:

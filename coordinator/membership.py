@@ -35,7 +35,7 @@ from coordinator.coordinator import MEMBER
 from coordinator.job import Job
 from coordinator.launch import CONTROL, policy_directory
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
-from coordinator.launching.standby import Standby
+from coordinator.launching.standby import OVER_S, Standby
 from coordinator.messages import BeginAgain, Join, Role, RoleFailed, Welcome
 from coordinator.pulse import pulse
 from coordinator.resources.binder import Binder
@@ -77,6 +77,7 @@ class Membership:
         self._over: asyncio.Future[str | BeginAgain] = asyncio.get_running_loop().create_future()
         self._hardware: Hardware | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._final = ""  # why it is over for good
 
     async def run(self) -> str:
         """Take part until the run is over; returns how that came. Raises ``RoleNotTaken``, ``BusError``."""
@@ -88,15 +89,13 @@ class Membership:
             while True:
                 with ExitStack() as ends:
                     over = await self._sit(terms, ends)
-                if isinstance(over, str):
-                    return over
-                if self._over.done() and isinstance(self._over.result(), str):
-                    return str(self._over.result())
+                if isinstance(over, str) or self._final:
+                    return self._final
                 terms = msgspec.structs.replace(terms, roles=over.roles, join=over.leader.node.control)
                 self.say(f"{terms.name}: the run begins again")
         finally:
             if self._standby is not None:
-                await self._standby.stop()
+                await self._standby.stop(grace_s=OVER_S)
 
     def _signalled(self) -> None:
         """The coordinator beside a spare first: it may lead, and then needs everybody to save; a second one insists."""
@@ -107,11 +106,13 @@ class Membership:
             self._stopping.add_done_callback(lambda _: self.end("stopped"))
 
     def end(self, outcome: str | BeginAgain) -> None:
+        if isinstance(outcome, str):
+            self._final = self._final or outcome
         if not self._over.done():
             self._over.set_result(outcome)
 
     async def _sit(self, terms: Terms, ends: ExitStack) -> str | BeginAgain:
-        if self._over.done() and isinstance(self._over.result(), BeginAgain):
+        if self._over.done():  # of the sitting before
             self._over = asyncio.get_running_loop().create_future()
         async with pulse(terms.host) as place, Node(terms.name, host=terms.host, key=self._key) as node:
             sitting = _Sitting(terms, node, place, self, ends)
@@ -123,7 +124,7 @@ class Membership:
                     self.ready(node, f"{', '.join(sitting.roles) or 'spare'} is ready for run {starting.result()}")
                 return await self._over
             finally:
-                if not (self._over.done() and isinstance(self._over.result(), BeginAgain)):
+                if self._final:
                     tell_stopping("ending")
                 starting.cancel()
                 await asyncio.gather(starting, *sitting.taking, return_exceptions=True)
@@ -194,7 +195,11 @@ class _Sitting(Spare):
         return welcome.run
 
     def stand_by(self, run_directory: str) -> None:
-        self._owner.stand_by(self._directory)
+        path = Path(run_directory)
+        if path.is_dir():
+            self._owner.stand_by(path)
+        else:
+            log.warning("no standby coordinator here: the run directory %s is not visible", path)
 
     def standby_pid(self) -> int | None:
         return self._owner.standby_pid()

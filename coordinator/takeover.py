@@ -80,9 +80,12 @@ class Led:
         node: Node | None = None,
         followers: Followers | None = None,
         journal: JournalReader | None = None,
+        kept: Followers | None = None,
     ) -> None:
-        """``shards``: the store's, whose calls are timed. ``journal``: the old leader's."""
+        """``shards``: the store's, whose calls are timed. ``journal``: the old leader's. ``kept``: who takes part as it
+        is, where everybody else begins again."""
         self.journal = journal
+        self.kept = kept
         self.store = store
         self.shards = shards
         self.term = term

@@ -163,9 +163,10 @@ class Trainer(Actor):
     @handler(concurrent=True)
     async def get_weights(self, message: GetWeights) -> Weights:
         ready = await self._ready()
-        if ready[0].weights is None:
+        weights = ready[0].weights if self._last is None else self._last.trained.weights
+        if weights is None:
             raise TrainerDied("rank 0 reported no weights")
-        return ready[0].weights
+        return weights
 
     # ---- trajectories --------------------------------------------------------------------------------------------
 

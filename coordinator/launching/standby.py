@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 RESTARTS = 3
 AGAIN_S = 1.0
+OVER_S = 30.0
+"""How long one may take to notice that its run is over."""
+
 END_S = 330.0
 """How long one may take to end: it may lead, and finish a step and save a checkpoint first."""
 
@@ -30,6 +33,7 @@ class Standby:
         self._words = [sys.executable, "-m", "coordinator.commands.start", "coordinator", "--host", host, *key]
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -60,17 +64,31 @@ class Standby:
             log.warning("the standby coordinator ended with status %d; see %s", status, log_path)
             await asyncio.sleep(AGAIN_S)
 
-    async def stop(self) -> None:
-        """Let it end; idempotent."""
+    async def stop(self, *, grace_s: float = 0.0) -> None:
+        """Let it end; it is asked to once, if it has not by itself after ``grace_s``: a second signal would cut short
+        what it does at its end. Idempotent."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(grace_s))
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self, grace_s: float) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        if self.pid and self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), END_S)
-            except TimeoutError:
-                log.error("the standby coordinator (pid %d) does not end: killed", self.pid)
-                self._process.kill()
-                await self._process.wait()
+        process = self._process
+        if process is None or await _ended(process, grace_s):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        if not await _ended(process, END_S):
+            log.error("the standby coordinator (pid %d) does not end: killed", process.pid)
+            process.kill()
+            await process.wait()
+
+
+async def _ended(process: asyncio.subprocess.Process, within_s: float) -> bool:
+    try:
+        await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True

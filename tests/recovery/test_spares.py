@@ -183,3 +183,19 @@ def test_a_spare_whose_standby_leads_by_now_leaves_standing_by_to_another() -> N
             assert desk.next_standby([msgspec.structs.replace(here, standby=os.getpid() + 1), elsewhere]) is None
 
     run(scenario())
+
+
+def test_a_spare_that_is_wanted_before_it_knows_that_it_takes_part_takes_the_role_then() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            spare = Joined(made, "spare")
+            await spare.node.spawn(lambda: spare.allegiance, "member", restarts=0)
+            await made.node.ask(spare.allegiance.ref, Take(["env"]), Obeyed, timeout_s=5.0)
+            assert spare.taken == []
+            join = Join(spare.node.address, [], 1, HARDWARE)
+            spare.allegiance.joined(join, made.ref, silence_s=20.0, takeover_s=30.0)
+            await asyncio.sleep(1.0)
+            assert spare.taken == [["env"]]
+            await spare.close()
+
+    run(scenario())
