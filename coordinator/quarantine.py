@@ -12,6 +12,8 @@ from __future__ import annotations
 
 FAILURES = 3
 WINDOW_S = 600.0
+ONE_BLOW_S = 15.0
+"""What fails on a host so soon after something else there fails for the same reason, and counts once."""
 FIRST_S = 600.0
 MOST_S = 24 * 3600.0
 FORGIVEN_S = 24 * 3600.0
@@ -37,6 +39,8 @@ class Quarantine:
             return entry.until - now
         if now - entry.until > FORGIVEN_S:
             entry.quarantines = 0
+        if entry.failed and now - entry.failed[-1] < ONE_BLOW_S:
+            return 0.0
         entry.failed = [each for each in entry.failed if each > now - WINDOW_S] + [now]
         if len(entry.failed) < FAILURES:
             return 0.0

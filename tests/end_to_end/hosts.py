@@ -40,6 +40,8 @@ class Cluster:
         self.directory = directory
         self.hosts = hosts
         self.commands = commands
+        self.began = time.monotonic()
+        self.started_s = 0.0
 
     @property
     def run(self) -> Run:
@@ -71,6 +73,7 @@ class Cluster:
     def until_ready(self) -> None:
         """Steps are made, every spare has joined, and one has a standby."""
         self.commands[0].wait_for(r"step 3/", timeout_s=STARTED_S)
+        self.started_s = time.monotonic() - self.began
         standby = self.run.path / "logs" / "standby.out"
         self.until(lambda: standby.exists() and "standing by" in standby.read_text(), "a standby", STARTED_S)
 

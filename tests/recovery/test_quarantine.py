@@ -11,7 +11,14 @@ MINUTE, DAY = 60.0, 24 * 3600.0
 
 
 def fails(quarantine: Quarantine, now: float, times: int = 3) -> float:
-    return [quarantine.failed("h", now + each) for each in range(times)][-1]
+    return [quarantine.failed("h", now + 20 * each) for each in range(times)][-1]
+
+
+def test_roles_that_go_with_their_host_at_once_count_once() -> None:
+    quarantine = Quarantine()
+    assert [quarantine.failed("h", now) for now in (0.0, 1.0, 2.0, 14.0)] == [0.0] * 4
+    assert quarantine.failures("h", 20.0) == 1
+    assert [quarantine.failed("h", now) for now in (20.0, 40.0)] == [0.0, 10 * MINUTE]
 
 
 def test_the_third_failure_within_ten_minutes_counts() -> None:
@@ -28,7 +35,7 @@ def test_every_quarantine_is_twice_as_long_and_a_day_at_most() -> None:
     quarantine, now, lengths = Quarantine(), 0.0, []
     for _ in range(10):
         lengths.append(fails(quarantine, now))
-        now += 2 + lengths[-1] + 1
+        now += 40 + lengths[-1] + 1
     assert lengths[:8] == [10 * MINUTE * 2**n for n in range(8)]
     assert lengths[8:] == [DAY, DAY]
 
@@ -36,14 +43,14 @@ def test_every_quarantine_is_twice_as_long_and_a_day_at_most() -> None:
 def test_a_day_without_one_is_forgiven() -> None:
     quarantine = Quarantine()
     assert fails(quarantine, 0.0) == 10 * MINUTE
-    assert fails(quarantine, 2 + 10 * MINUTE + DAY - 60) == 20 * MINUTE
+    assert fails(quarantine, 10 * MINUTE + DAY - 60) == 20 * MINUTE
     assert fails(quarantine, 10 * DAY) == 10 * MINUTE
 
 
 def test_what_fails_in_quarantine_changes_nothing() -> None:
     quarantine = Quarantine()
     fails(quarantine, 0.0)
-    assert quarantine.failed("h", 3.0) == 10 * MINUTE - 1
+    assert quarantine.failed("h", 41.0) == 10 * MINUTE - 1
     assert fails(quarantine, 11 * MINUTE, times=2) == 0.0
 
 
@@ -51,10 +58,10 @@ def test_a_person_lets_a_host_back_in() -> None:
     quarantine = Quarantine()
     assert not quarantine.release("h", 0.0)
     fails(quarantine, 0.0)
-    assert quarantine.release("h", 5.0)
-    assert quarantine.barred(5.0) == {}
-    assert quarantine.failures("h", 5.0) == 0
-    assert fails(quarantine, 6.0) == 20 * MINUTE
+    assert quarantine.release("h", 50.0)
+    assert quarantine.barred(50.0) == {}
+    assert quarantine.failures("h", 50.0) == 0
+    assert fails(quarantine, 60.0) == 20 * MINUTE
 
 
 def test_the_next_leader_leaves_out_the_same_hosts(tmp_path: Path) -> None:
@@ -62,9 +69,9 @@ def test_the_next_leader_leaves_out_the_same_hosts(tmp_path: Path) -> None:
     path = tmp_path / "hosts.jsonl"
     book = HostBook(path, lambda: now[0])
     for _ in range(3):
-        now[0] += 1.0
+        now[0] += 20.0
         book.fell("failed", "10.0.0.2", "proxy-1", ["proxy"], "no engine is left")
-        book.fell("lost", "10.0.0.3", "env-2", ["env"], "its process has ended") if now[0] < 1003.0 else None
+        book.fell("lost", "10.0.0.3", "env-2", ["env"], "its process has ended") if now[0] < 1060.0 else None
     book.close()
     now[0] += 60.0
     following = HostBook(path, lambda: now[0])

@@ -12,6 +12,7 @@ from actors.core import Node, Ref
 from bus.message import NodeAddress
 from bus.virtual_time import run
 from coordinator.allegiance import Allegiance, Spare
+from coordinator.hostbook import HostBook
 from coordinator.job import CoordinatorSettings, Job
 from coordinator.messages import (
     BeginAgain,
@@ -122,9 +123,12 @@ def test_a_host_whose_role_fails_three_times_is_left_out_until_a_person_lets_it_
             flaky = Joined(made, "proxy-1")
             await flaky.join(made, ["proxy"])
             (host,) = [host for host in await state_of(made) if host != ""] or [""]
+            now = [0.0]
+            made.coordinator.host_desk.book = HostBook(clock=lambda: now[0])
             for _ in range(3):
                 flaky.node.tell(made.ref, RoleFailed("proxy", "proxy-1", "no engine is left"))
-            await asyncio.sleep(1.0)
+                await asyncio.sleep(1.0)
+                now[0] += 60.0
             assert (await state_of(made))[host] == "quarantined"
             again = Join(flaky.node.address, ["proxy"], 1, HARDWARE)
             assert (await made.node.ask(made.ref, again, Welcome, timeout_s=5.0)).roles == []
