@@ -1,8 +1,8 @@
 """Three hosts with a spare survive the loss of any one of them, whichever roles it holds: the chaos suite.
 
 A host is lost by kill -9 of all that runs there, or with its link, while what runs there goes on. Nothing that was
-acknowledged is lost without a reason, and what it held is up again on the spare within ``WITHIN_S``, or on a machine that
-is too busy for that in less time than the run took to start.
+acknowledged is lost without a reason, and what it held is up again on the spare within ``WITHIN_S``, or on a machine
+that is too busy for that in less time than the run took to start.
 """
 
 from __future__ import annotations
