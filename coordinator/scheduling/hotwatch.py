@@ -33,9 +33,9 @@ from coordinator.scheduling.hotspots import SILENT_S, HotSpots, Migration, Readi
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-SMOOTH_S = 5.0
+SMOOTH_S = 10.0
 """A reading is the mean of what was told in so many seconds: a GPU that is full has idle moments all the same, between
-two steps or two requests, and its driver's samples are shorter than a second."""
+two steps or two requests, and its driver's samples are shorter than a second. After a move the mean begins anew."""
 TIMEOUT_S = 5.0
 RETRIES = 2
 
@@ -98,6 +98,8 @@ class HotWatch:
             for name, on_it in devices.items():
                 spots.remember(name, gave_at=_at(now, on_it, "gave_s"), took_at=_at(now, on_it, "took_s"))
             for migration in spots.decide(now):
+                self._told.pop(migration.source, None)
+                self._told.pop(migration.target, None)
                 await self._order(migration, devices)
             stuck |= spots.stuck
         for name, why in stuck.items():

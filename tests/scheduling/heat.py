@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -138,8 +138,20 @@ class Town:
         self.hosts: dict[str, SimulatedHost] = {}
         self.said: list[tuple[float, str]] = []
         self.history: list[tuple[float, dict[str, float | None]]] = []
+        self.moves: list[tuple[float, list[str], str]] = []  # by order: when, which trajectories, from where
         self._nodes: dict[str, Node] = {}
+        self._note_moves()
         self._transports: dict[str, SimulatedTransport] = {}
+
+    def _note_moves(self) -> None:
+        moves = self.proxy._mover._moves
+        note = moves.note
+
+        def noted(trajectories: Collection[str], source: str, target: str, emptied: int, now: float) -> None:
+            self.moves.append((now, list(trajectories), source))
+            note(trajectories, source, target, emptied, now)
+
+        moves.note = noted  # type: ignore[method-assign]
 
     async def serve(self, name: str, version: int = 0) -> SimulatedHost:
         """An engine comes up and gets weights."""
@@ -187,6 +199,10 @@ class Town:
 
     async def describe(self) -> ProxyState:
         return await self.node.ask(self.proxy.ref, DescribeProxy(), ProxyState, timeout_s=30.0)
+
+    def told(self, name: str, at: float) -> bool:
+        """Whether it had said anything of its load in the ten seconds before."""
+        return any(each[name] is not None for when, each in self.history if at - 9.5 <= when <= at)
 
     def mean(self, name: str, start: float, end: float) -> float:
         """Of an engine's load in that time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -26,6 +26,10 @@ PLAY = Play(turns=200)
 MANY = 32
 """Trajectories that an H20 alone cannot keep up with: each asks for 4% of it (1,200 tokens to prefill at 139 us, every
 four seconds)."""
+
+
+LAST_S = 15.0
+"""In which a request ends at the engine that it is not moved from, because versions differ during a swap."""
 
 
 def at_once(story: Callable[[Town], Coroutine[Any, Any, None]], *, seed: int = 0, link: Link | None = None) -> None:
@@ -65,10 +69,16 @@ async def check_none_lost(made: Town) -> None:
 
 
 def check_no_way_back(made: Town) -> None:
-    """Between two changes of the engine of one trajectory there is at least the cool-down."""
-    for trajectory, turns in made.players.engines.items():
-        changes = [at for (_, before), (at, after) in itertools.pairwise(turns) if after != before]
-        assert all(later - earlier >= KEEP_S for earlier, later in itertools.pairwise(changes)), trajectory
+    """No trajectory is moved by order again within the cool-down, nor played meanwhile where it came from, but for the
+    request that it had there (``LAST_S``)."""
+    moved: dict[str, float] = {}
+    for at, trajectories, source in made.moves:
+        for trajectory in trajectories:
+            assert at - moved.get(trajectory, -math.inf) >= KEEP_S, f"{trajectory} is moved again at {at:.0f} s"
+            moved[trajectory] = at
+            turns = made.players.engines.get(trajectory, [])
+            back = [when for when, engine in turns if engine == source and at + LAST_S < when < at + KEEP_S]
+            assert back == [], f"{trajectory}, moved from {source} at {at:.0f} s, is played there"
 
 
 def test_a_skewed_load_is_evened_out_within_a_minute_and_stays_so() -> None:
@@ -107,9 +117,20 @@ def test_without_the_watch_it_stays_skewed() -> None:
     at_once(story)
 
 
+def longest_heat(made: Town) -> int:
+    """Seconds for which the mean of the last ten was above the mark without a break, beside an engine with room."""
+    longest = lasting = dict.fromkeys(H20S, 0)
+    for at, _ in made.history[9:]:
+        means = {name: made.mean(name, at - 9.5, at + 0.5) for name in H20S if made.told(name, at)}
+        room = min(means.values()) < COOL
+        lasting = {name: lasting[name] + 1 if room and means.get(name, 0.0) > HOT else 0 for name in H20S}
+        longest = {name: max(longest[name], lasting[name]) for name in H20S}
+    return max(longest.values())
+
+
 async def storm(made: Town, seed: int) -> None:
-    """Another skew of other trajectories, and in half of the seeds an engine that dies in the middle of a move. When
-    all is settled, none is hot beside one that has room."""
+    """Another skew of other trajectories; in half of the seeds an engine dies in the middle of a move, in half of them
+    the engines swap to another version one after the other."""
     chance = random.Random(seed)
     made.watch()
     await skewed(made, chance.randint(20, 40), Play(turns=chance.randint(10, 60), response=chance.choice([1, 3, 30])))
@@ -122,9 +143,12 @@ async def storm(made: Town, seed: int) -> None:
         await made.serve(name)
     for number in range(10):
         made.players.begin(f"late{number}", PLAY)
+    if chance.random() < 0.5:
+        for name in chance.sample(sorted(H20S), len(H20S)):
+            await made.swap(name, 1)
+            await made.go_on(chance.randint(0, 3))
     await made.go_on(75 - int(made.history[-1][0]))
-    means = {name: made.mean(name, 62, 76) for name in H20S}
-    assert max(means.values()) <= HOT or min(means.values()) > COOL, f"{means} after {made.said}"
+    assert longest_heat(made) < 45, made.said
     assert len(made.said) <= 4 * len(H20S), "a giver rests for 18 s, and has three others to give to"
     check_players(made, twice=dies)
     check_no_way_back(made)
