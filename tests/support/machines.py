@@ -10,12 +10,16 @@ Needs root and ``ip`` (iproute2); ``why_not`` says what is missing.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+MOST_MADE = 8
+_made = itertools.count()
 
 
 def why_not() -> str:
@@ -64,7 +68,7 @@ class Machine:
 @contextmanager
 def hosts(count: int) -> Iterator[tuple[str, list[Machine]]]:
     """The bridge's own address, under which this machine can be reached from all, and the hosts."""
-    mark = os.getpid()
+    mark = os.getpid() * MOST_MADE + next(_made) % MOST_MADE  # a link outlives its namespace for a moment
     bridge, net = f"rlb{mark}", f"10.{64 + mark // 256 % 128}.{mark % 256}"
     machines = [Machine(f"rl{mark}-{n}", f"{net}.{n}", f"rlv{mark}-{n}") for n in range(1, count + 1)]
     try:
