@@ -171,7 +171,7 @@ def learn_with_stores(directory: Path, addresses: list[str], *overrides: str) ->
     held = [entries(address) for address in addresses]
     kept = {path: value for one in held for path, value in one.items() if path.startswith(f"/jobs/{run.path.name}/")}
     state = json.loads(kept[f"/jobs/{run.path.name}/status"])
-    assert state == {"state": "done", "version": len(run.steps())}
+    assert state == {"state": "done", "version": len(run.steps()), "format": 1}
     assert "cpu" in kept[f"/jobs/{run.path.name}/nodes/control/affinity"].decode()
     placed = json.loads(kept[f"/jobs/{run.path.name}/nodes/control/binding"])["places"]
     assert "engine-0" in [place["name"] for place in placed]
