@@ -174,7 +174,9 @@ class Gathering:
         """Whether a trainer on a node of its own holds what the checkpoint has, so that it need not load it."""
         state = await self._state_of(node, trainer)
         resume = self._launch.resume
-        if state is None or resume is None or state.weights is None or state.stepping is not None:
+        if state is None or not state.lives:
+            return False
+        if resume is None or state.weights is None or state.stepping is not None:
             return False
         held = {each.ticket for each in state.kept}
         return state.weights.manifest.version == resume.version and self._buffered() <= held
@@ -182,7 +184,7 @@ class Gathering:
     async def _forgets_the_rest(self, node: Node, trainer: Following) -> bool:
         """Drop what it was given since the checkpoint. To be called once nobody gives it anything any more."""
         state = await self._state_of(node, trainer)
-        if state is None:
+        if state is None or not state.lives:
             return False
         rest = [each.ticket for each in state.kept if each.ticket not in self._buffered()]
         try:

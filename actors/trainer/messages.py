@@ -68,12 +68,13 @@ class LastStep(msgspec.Struct, frozen=True):
 
 class TrainerState(msgspec.Struct, frozen=True):
     """``weights``: the newest, once there are any; ``stepping``: the order that is being carried out;
-    ``kept``: what is stored."""
+    ``kept``: what is stored; ``lives``: whether no rank has died."""
 
     weights: Weights | None
     stepping: Train | None
     last: LastStep | None
     kept: list[Outcome]
+    lives: bool = True
 
 
 class Imitate(msgspec.Struct, frozen=True):

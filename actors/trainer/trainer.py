@@ -223,7 +223,8 @@ class Trainer(Actor):
         up = rank is not None and rank.done() and not rank.cancelled() and rank.exception() is None
         first = rank.result().weights if rank is not None and up else None
         weights = first if self._last is None else self._last.trained.weights
-        return TrainerState(weights, self._stepping, self._last, [self._kept(each) for each in self._store.held()])
+        kept = [self._kept(each) for each in self._store.held()]
+        return TrainerState(weights, self._stepping, self._last, kept, lives=not self._stopping)
 
     @handler(concurrent=True, cancellable=False)
     async def imitate(self, message: Imitate) -> Imitated:

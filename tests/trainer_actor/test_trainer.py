@@ -299,10 +299,12 @@ def test_a_rank_that_dies_in_a_step_fails_it_and_ends_the_run_once(
                 one.gate.clear()
             step = asyncio.create_task(made.ask(Train(0, [["a", "b"]]), Trained))
             await until(lambda: all(one.calls for one in made.ranks))
+            assert (await made.ask(DescribeTrainer(), TrainerState)).lives
             made.children[1].died("process trainer-1 ended: killed by SIGKILL")
             with pytest.raises(PeerLost, match="killed by SIGKILL"):
                 await step
             made.children[0].died("process trainer-0 ended: exit status 1")  # it misses the other one
+            assert not (await made.ask(DescribeTrainer(), TrainerState)).lives
             return made
 
     made = run(test())
