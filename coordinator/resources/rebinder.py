@@ -61,15 +61,13 @@ class Rebinder:
         self._proxy = proxy
 
     async def run(self) -> None:
-        """Until it is cancelled, or for as long as the proxy has engines of more than one class."""
+        """Until it is cancelled: where all engines are of one class, others may come."""
         while True:
             await asyncio.sleep(self._look_every_s)
             try:
                 described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
-                if len({engine.hardware_class for engine in described.engines if engine.state != "removed"}) < 2:
-                    log.info("engines of one hardware class: nothing to rebind")
-                    return
-                await self._look(pool_loads(described.engines))
+                if len({engine.hardware_class for engine in described.engines if engine.state != "removed"}) > 1:
+                    await self._look(pool_loads(described.engines))
             except BusError as error:
                 log.info("the proxy was not looked at: %s", error)
 

@@ -72,15 +72,13 @@ class HotWatch:
         self._proxy = proxy
 
     async def run(self) -> None:
-        """Until it is cancelled, or fewer than two engines are left for good."""
+        """Until it is cancelled: where there is one engine, another may come."""
         while True:
             await asyncio.sleep(self._look_every_s)
             try:
                 described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
-                if sum(engine.state != "removed" for engine in described.engines) < 2:
-                    log.info("fewer than two engines: there is nowhere to move to")
-                    return
-                await self._look(described.engines)
+                if sum(engine.state != "removed" for engine in described.engines) > 1:
+                    await self._look(described.engines)
             except BusError as error:
                 log.info("hot spots were not looked for, or not relieved: %s", error)
 

@@ -37,11 +37,16 @@ def test_a_task_moves_to_the_calm_pool_and_its_next_requests_go_there() -> None:
     run(story())
 
 
-def test_where_all_engines_are_alike_nobody_looks() -> None:
+def test_where_all_engines_are_alike_nothing_moves_and_it_goes_on_looking() -> None:
     async def story() -> None:
+        said: list[str] = []
         async with world({"a": "H20", "b": "H20"}, DECLARED) as made:
             for name in ("a", "b"):
                 await made.serve(name)
-            await Rebinder(made.node, made.proxy.ref, DECLARED, say=print, look_every_s=0.02).run()
+            rebinder = Rebinder(made.node, made.proxy.ref, DECLARED, say=said.append, look_every_s=0.02)
+            running = asyncio.create_task(rebinder.run())
+            await asyncio.sleep(0.3)
+            assert (running.done(), said) == (False, [])
+            running.cancel()
 
     run(story())

@@ -298,10 +298,16 @@ def test_where_tasks_have_classes_each_class_is_evened_out_by_itself() -> None:
     assert ordered([HOT_ONE, other, engine("e2", 0.25, 5)], apart=True).orders == [("e0", "e2", 7)]
 
 
-def test_nobody_looks_where_there_is_one_engine() -> None:
+def test_one_engine_has_nowhere_to_give_to_until_another_proxy_brings_more() -> None:
     async def main() -> None:
         async with Node("control", transport=SimulatedNetwork(seed=0).join("control")) as node:
-            ref = await node.spawn(lambda: ScriptedProxy([HOT_ONE]), "proxy")
-            await HotWatch(node, ref, apart=False, say=lambda text: None).run()
+            alone, both = ScriptedProxy([HOT_ONE]), ScriptedProxy([HOT_ONE, COOL_ONE])
+            watch = HotWatch(node, await node.spawn(lambda: alone, "proxy-1"), apart=False, say=lambda text: None)
+            running = node.background(watch.run())
+            await asyncio.sleep(14.0)
+            watch.follow(await node.spawn(lambda: both, "proxy-2"))
+            await asyncio.sleep(14.0)
+            running.cancel()
+            assert (alone.orders, both.orders) == ([], [("e0", "e1", 7)])
 
     run(main())
