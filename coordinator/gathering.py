@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from actors.core import Node, Ref
 from actors.trainer.messages import DescribeTrainer, Discard, Discarded, TrainerState
@@ -98,12 +99,12 @@ class Gathering:
     # ---- whether -------------------------------------------------------------------------------------------------
 
     def _something_is_missing(self) -> bool:
-        """Of a run that has begun; one that has not waits for its roles."""
+        """Of a run that has begun and of which every role can be had; one that has not begun waits for its roles."""
         led = self._led
-        if led.journal is None or led.followers is None or led.followers.complete or not led.followers.spares:
+        if led.journal is None or led.followers is None or led.followers.complete:
             return False
         led.journal.catch_up()
-        return led.journal.begun
+        return led.journal.begun and self._has_holders([each.join for each in led.followers.nodes])
 
     def _can_begin_again(self, lost: RoleLost, there: list[Join]) -> bool:
         """Asked at the end of a sitting, when what can be saved is saved."""
@@ -112,15 +113,20 @@ class Gathering:
         if tries > MOST:
             log.error("%d recoveries in a row from version %d came to no newer checkpoint", MOST, newest)
             return False
-        joins = [join for join in there if join.node.name != CONTROL]
+        if not self._has_holders([join for join in there if join.node.name != CONTROL]):
+            return False
+        self._fruitless, self._started_from = tries, newest
+        how = "a node is gone" if isinstance(lost, NodeLost) else "a role has failed"
+        self._progress.warn(f"{how}; everybody begins again from version {newest} (recovery {tries} of {MOST})")
+        return True
+
+    def _has_holders(self, joins: Sequence[Join]) -> bool:
+        """Whether those who are there could have all roles."""
         try:
             muster([member_of(join) for join in joins], self._book.barred(), self._launch.job)
         except NoHolder as error:
             log.error("%s", error)
             return False
-        self._fruitless, self._started_from = tries, newest
-        how = "a node is gone" if isinstance(lost, NodeLost) else "a role has failed"
-        self._progress.warn(f"{how}; everybody begins again from version {newest} (recovery {tries} of {MOST})")
         return True
 
     def _newest(self) -> int:
