@@ -106,16 +106,22 @@ class Assembly:
         coordinator = _coordinator(sitting, node, told)
         if found is not None and found.places is not None:
             coordinator.dispatcher.bind(found.places)
+        together = takeover
+        if led is not None:
+            coordinator.host_desk.expect(led.told)
+            if takeover is None and led.kept is not None:
+                together = Takeover(led.kept, None, None)
+        if together is not None:
+            coordinator.host_desk.expect(together.joins)
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         handover = _handover(sitting, node, coordinator)
         await node.spawn(lambda: _desk(sitting, coordinator, handover), DESK)
         _write_address(sitting, ref)
         if led is not None:
             await led.term.listens_at(ref.node.control)
-        if takeover is not None:
-            await takeover.call_together(node, ref, coordinator.adopt)
-        elif led is not None and led.kept is not None:
-            await Takeover(led.kept, None, None).call_together(node, ref, coordinator.adopt)
+        if together is not None:
+            await together.call_together(node, ref, coordinator.adopt)
+        node.background(coordinator.miss_who_does_not_join())
         node.background(report_spans(node, ref, sitting.spans))
         node.background(keep_telling())
         told.beside(node, told.facts.tell_again())

@@ -69,6 +69,8 @@ ORDERED = -1
 MEMBER = "member"
 """The actor of a joined node that is told when the run is over."""
 DESCRIBE_TIMEOUT_S = 5.0
+JOIN_S = 60.0
+"""How long a node that begins again may take to end what it has and to join. It starts its roles after that."""
 LET_GO_S = 10.0
 MOVED_S = 5.0
 """Less than an actor waits for the answer to its announcement."""
@@ -179,6 +181,19 @@ class Coordinator(TicketHandlers, HostHandlers):
         self.node.watch(join.node, silence_s=self._silence_s, least_s=self._least_silence_s, on_lost=lost)
         if join.pulse:
             self.node.background(self.host_desk.until_gone(join, lost))
+
+    async def miss_who_does_not_join(self) -> None:
+        """Of those who were told to begin again: who is not here in time is lost, though nobody could watch it."""
+        await asyncio.sleep(JOIN_S)
+        held = {role for join in self._joins.values() for role in join.roles}
+        for join in self.host_desk.missed():
+            name, roles = join.node.name, ", ".join(join.roles)
+            why = f"it was told to begin again and has not joined within {JOIN_S:g} s"
+            log.error("node %s (%s) is lost: %s", name, roles, why)
+            self.host_desk.fell("lost", join, why)
+            missing = [role for role in join.roles if role not in held]
+            if missing:
+                self._failed(NodeLost(missing[0], name, f"node {name} ({roles}) is lost: {why}"))
 
     async def dismiss(self, join: Join) -> None:
         """A node ends while the run goes on: its roles are vacant from now on. Raises ``BusError`` where it does not

@@ -23,6 +23,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from actors.core import Node, Ref
 from actors.trainer.messages import DescribeTrainer, Discard, Discarded, TrainerState
 from bus.message import BusError, CannotListen
@@ -35,7 +37,7 @@ from coordinator.launch import CONTROL, Launch, open_node
 from coordinator.losses import NodeLost, RoleLost
 from coordinator.messages import BeginAgain, Following, Join, Obeyed, RunOver
 from coordinator.metadata.protocol import StoreError
-from coordinator.muster import NoHolder, host_of, member_of, muster
+from coordinator.muster import NoHolder, member_of, muster
 from coordinator.observe.progress import Progress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.recovery import MOST, gone_back
@@ -172,8 +174,13 @@ class Gathering:
             self._progress.note(f"{trainer.join.node.name} goes on as it is")
         elif stays and trainer is not None:
             await self._tell(node, trainer.join, BeginAgain(leader, ["trainer"]))
+        told = [
+            msgspec.structs.replace(each.join, roles=roles[each.join.node.name])
+            for each in nodes
+            if kept is None or each is not trainer
+        ]
         led = self._led
-        self._led = Led(led.store, led.term, shards=led.shards, node=node, kept=kept)
+        self._led = Led(led.store, led.term, shards=led.shards, node=node, kept=kept, told=told)
         return True
 
     async def _is_at_the_checkpoint(self, node: Node, trainer: Following) -> bool:
@@ -220,9 +227,8 @@ class Gathering:
         try:
             about = f"node {join.node.name} begins again"
             await node.ask(Ref(join.node, MEMBER), order, Obeyed, timeout_s=BEGIN_S, retries=BEGIN_RETRIES, about=about)
-        except BusError as error:  # its roles will be missing, and the next loss is this
+        except BusError as error:  # it will not join, and be missed
             log.warning("%s", error)
-            self._book.fell("lost", host_of(join.node), join.node.name, join.roles, str(error))
 
     async def _give_up(self, node: Node, nodes: list[Following]) -> None:
         for each in nodes:

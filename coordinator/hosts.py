@@ -2,8 +2,8 @@
 
 Invariants:
 
-- a role other than env has one holder; a node that asks for one that somebody has, or whose host is in quarantine,
-  takes part as a spare;
+- a role other than env has one holder; a node that asks for one that somebody has, or is to have, or whose host is in
+  quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with them, has them;
 - of the nodes that can have a standby coordinator beside them, one has it at a time, where another process could open
   the metadata store from another host (ZooKeeper);
 - a process that is proven to be gone is lost at once; one of which nothing is heard is, once the watch says so.
@@ -46,6 +46,7 @@ class Hosts:
         self._hands = hands
         self._welcome = welcome
         self.book = book
+        self._awaited: dict[str, Join] = {}  # node -> as it is to join
 
     @property
     def job(self) -> Job:
@@ -57,7 +58,10 @@ class Hosts:
         """What a node that joins may have of what it asks for."""
         if not join.roles:
             return []
-        held = {role for other in others for role in other.roles}
+        told = self._awaited.pop(join.node.name, None)
+        if told is not None and told.roles == join.roles:
+            return list(told.roles)
+        held = {role for other in (*others, *self._awaited.values()) for role in other.roles}
         if host_of(join.node) in self.book.barred():
             log.warning("node %s: its host is in quarantine: it takes part as a spare", join.node.name)
             return []
@@ -65,6 +69,15 @@ class Hosts:
         for role in sorted(set(join.roles) - set(roles)):
             log.warning("node %s asks for the role %s, which somebody has: it does without", join.node.name, role)
         return roles
+
+    def expect(self, joins: Iterable[Join]) -> None:
+        """These will join, with the roles that are theirs."""
+        self._awaited |= {join.node.name: join for join in joins if join.roles}
+
+    def missed(self) -> list[Join]:
+        """Those who were expected and have not joined; they are expected no longer."""
+        missed, self._awaited = list(self._awaited.values()), {}
+        return missed
 
     def next_standby(self, joins: Iterable[Join]) -> Join | None:
         """The node that is to start a standby coordinator, where there is none."""

@@ -28,7 +28,7 @@ from bus.message import BusError, NodeAddress
 from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
 from coordinator.leadership import Term
-from coordinator.messages import ROLES, Announced, Follow, Following, Role, Welcome
+from coordinator.messages import ROLES, Announced, Follow, Following, Join, Role, Welcome
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.scheduling.rolling import RollingScheduler, Taken
@@ -81,11 +81,13 @@ class Led:
         followers: Followers | None = None,
         journal: JournalReader | None = None,
         kept: Followers | None = None,
+        told: Sequence[Join] = (),
     ) -> None:
         """``shards``: the store's, whose calls are timed. ``journal``: the old leader's. ``kept``: who takes part as it
-        is, where everybody else begins again."""
+        is, where everybody else begins again. ``told``: those, as they are to join."""
         self.journal = journal
         self.kept = kept
+        self.told = told
         self.store = store
         self.shards = shards
         self.term = term
@@ -198,6 +200,11 @@ class Takeover:
         self.resumption = resumption
         self._followers = followers
         self._legacy = legacy
+
+    @property
+    def joins(self) -> list[Join]:
+        """Of those who follow."""
+        return [follower.join for follower in self._followers.nodes]
 
     async def call_together(self, node: Node, leader: Ref, adopt: Callable[[Ref, Sequence[str]], None]) -> None:
         """Those who follow take part, with what they have."""

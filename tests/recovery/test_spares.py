@@ -14,6 +14,7 @@ from bus.virtual_time import run
 from coordinator.allegiance import Allegiance, Spare
 from coordinator.hostbook import HostBook
 from coordinator.job import CoordinatorSettings, Job
+from coordinator.losses import NodeLost
 from coordinator.messages import (
     BeginAgain,
     Changed,
@@ -201,5 +202,50 @@ def test_a_spare_that_is_wanted_before_it_knows_that_it_takes_part_takes_the_rol
             await asyncio.sleep(1.0)
             assert spare.taken == [["env"]]
             await spare.close()
+
+    run(scenario())
+
+
+def elsewhere(name: str, *roles: Role) -> Join:
+    """A node at a host of its own."""
+    address = NodeAddress(name, f"tcp://{name}:1", f"tcp://{name}:2", 1)
+    return Join(address, list(roles), 1, HARDWARE)
+
+
+def test_whoever_was_told_its_roles_has_them_and_nobody_else_before_it_comes() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            desk, proxy = made.coordinator.host_desk, elsewhere("proxy-1", "proxy")
+            now = [0.0]
+            desk.book = HostBook(clock=lambda: now[0])
+            for now[0] in (20.0, 40.0, 60.0):
+                desk.book.fell("failed", "proxy-1", "proxy-1", ["proxy"], "no engine is left")
+            assert list(desk.book.barred()) == ["proxy-1"]
+            desk.expect([proxy])
+            assert desk.roles_for(elsewhere("proxy-2", "proxy", "env"), []) == ["env"]
+            assert desk.roles_for(proxy, []) == ["proxy"]
+            assert desk.roles_for(proxy, []) == []  # it comes once more, by itself
+
+    run(scenario())
+
+
+def test_a_node_that_was_told_to_begin_again_and_does_not_join_is_lost() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            comes = Joined(made, "reward-1")
+            there = Join(comes.node.address, ["reward"], 1, HARDWARE)
+            made.coordinator.host_desk.expect([there, elsewhere("proxy-1", "proxy"), elsewhere("spare")])
+            made.node.background(made.coordinator.miss_who_does_not_join())
+            assert (await comes.join(made, ["reward"])).roles == ["reward"]
+            await asyncio.sleep(59.0)
+            assert made.failures == []
+            await asyncio.sleep(2.0)
+            (failure,) = made.failures
+            assert isinstance(failure, NodeLost)
+            assert (failure.role, failure.node) == ("proxy", "proxy-1")
+            assert str(failure) == (
+                "node proxy-1 (proxy) is lost: it was told to begin again and has not joined within 60 s"
+            )
+            await comes.close()
 
     run(scenario())
