@@ -38,7 +38,7 @@ from actors.trainer.messages import (
     TrainerState,
     Weights,
 )
-from actors.weightsync.messages import Publish, Published
+from actors.weightsync.messages import PUBLISH_TIMEOUT_S, Publish, Published
 from bus.message import RemoteError
 from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
@@ -52,7 +52,6 @@ from coordinator.resources.resolve import number
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 from coordinator.takeover import Resumption
 
-PUBLISH_TIMEOUT_S = 600.0
 SAVE_TIMEOUT_S = 600.0
 DESCRIBE_TIMEOUT_S = 10.0
 

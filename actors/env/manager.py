@@ -55,6 +55,7 @@ from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed,
 from actors.reward.messages import Score, Scored
 from actors.settings import EnvironmentSettings, RolloutSettings
 from actors.trainer.messages import Discard, Discarded, Store, Stored
+from actors.weightsync.messages import PUBLISH_TIMEOUT_S
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
 R = TypeVar("R")
@@ -122,6 +123,8 @@ class EnvHost(Actor):
         self._tickets: dict[str, Ticket] = {}  # of the tasks
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}  # of these, what the proxy was asked
+        self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
+        self._sampled_under = 0  # the newest version that an answer here was sampled under
         self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._began = asyncio.Event()
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
@@ -166,6 +169,7 @@ class EnvHost(Actor):
     @handler
     async def finished(self, message: Finished) -> None:
         for completion in message.completions:
+            self._sampled_under = max(self._sampled_under, int(completion.versions.max(initial=0)))
             future = self._waiting.pop(completion.request_id, None)
             if future is None or future.done():
                 self._counters["late_completions"] += 1
@@ -355,14 +359,16 @@ class EnvHost(Actor):
         )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
-        timeout_s = self._rollout.turn_timeout_s
+        waited_for, timeout_s = self._wait_for(request)
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
             add = self._added[request.request_id] = Add(request, self.ref, self._environment.name)
             await self._add(add)
             if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
                 self._abort(request.request_id)
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s) as deadline:
+                self._deadlines[request.request_id] = deadline
+                return await future
         except DeadlineExceeded as error:
             self._abort(request.request_id)
             raise Lost("proxy_timeout", str(error)) from None
@@ -370,12 +376,22 @@ class EnvHost(Actor):
             self._abort(request.request_id)
             raise Lost(
                 "generation_timeout",
-                f"trajectory {ticket.id} waited for an engine, turn {recorder.turns}: no answer within {timeout_s:g} s",
+                f"trajectory {ticket.id} waited for {waited_for}, turn {recorder.turns}: no answer within "
+                f"{timeout_s:g} s",
             ) from None
         finally:
             episode.interrupt = None
             self._waiting.pop(request.request_id, None)
             self._added.pop(request.request_id, None)
+            self._deadlines.pop(request.request_id, None)
+
+    def _wait_for(self, request: GenerateRequest) -> tuple[str, float]:
+        """What a turn waits for, by name, and how long: engines keep a first one until they have its version, which is
+        on its way to them as long as nothing is known to have been sampled under it."""
+        if request.from_version > self._sampled_under:
+            what = f"version {request.from_version} to be published, and an engine"
+            return what, PUBLISH_TIMEOUT_S + self._rollout.turn_timeout_s
+        return "an engine", self._rollout.turn_timeout_s
 
     async def _add(self, add: Add) -> None:
         await self._peers.proxy.ask(
@@ -400,6 +416,11 @@ class EnvHost(Actor):
             future = self._waiting.get(add.request.request_id)
             if future is not None and not future.done():
                 future.set_exception(Lost("proxy_timeout", str(error)))
+            return
+        deadline = self._deadlines.get(add.request.request_id)
+        if deadline is not None and not deadline.expired():  # it begins anew there
+            _, timeout_s = self._wait_for(add.request)
+            deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
 
     def _abort(self, request_id: str) -> None:
         self._peers.proxy.tell(self.node, Abort(request_id))

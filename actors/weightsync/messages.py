@@ -9,6 +9,9 @@ from actors.core.ref import Ref
 from actors.core.typed import Message
 from actors.weightsync.manifest import Manifest
 
+PUBLISH_TIMEOUT_S = 600.0
+"""How long a publication may take, from the order until every engine has the version or has said why not."""
+
 
 class Fetch(msgspec.Struct, frozen=True):
     """Ask a publisher for all blocks of a version, as a stream of ``Blocks``."""

@@ -260,10 +260,16 @@ class World:
         self.host: Ref
 
     def start(
-        self, *tickets: str, faults: dict[str, str] | None = None, purpose: Any = "train", more: bool = False
+        self,
+        *tickets: str,
+        faults: dict[str, str] | None = None,
+        purpose: Any = "train",
+        more: bool = False,
+        from_version: int = 0,
     ) -> None:
         self.faults.of.update(faults or {})
-        made = [Ticket(id_, 1, 2, purpose, 1.0 if purpose == "train" else 0.0, 100) for id_ in tickets]
+        temperature = 1.0 if purpose == "train" else 0.0
+        made = [Ticket(id_, 1, 2, purpose, temperature, 100, from_version) for id_ in tickets]
         self.node.tell(self.host, Start(made, more))
 
     @property

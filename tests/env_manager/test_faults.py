@@ -129,6 +129,27 @@ def test_a_late_completion_is_counted_and_ignored() -> None:
     run(test())
 
 
+def test_a_first_turn_may_wait_for_the_publication_of_its_version() -> None:
+    async def test() -> None:
+        async with world(turn_timeout_s=5.0) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1", "t2", from_version=3)
+            await until(lambda: len(made.proxy.held) == 2)
+            await asyncio.sleep(590.0)  # an engine keeps both until it has version 3
+            assert made.outcomes == []
+            made.proxy.version = 3
+            made.proxy.holds = lambda request: request.request_id == "t3/0"
+            made.proxy.answer("t1/0")
+            assert await outcome_of(made, "t1") == ("stored", "")
+            made.start("t3", from_version=3)  # which is served by now
+            began = asyncio.get_running_loop().time()
+            assert await outcome_of(made, "t3") == ("lost", "generation_timeout")
+            assert asyncio.get_running_loop().time() - began < 8.0
+            assert await outcome_of(made, "t2") == ("lost", "generation_timeout")
+
+    run(test())
+
+
 def test_every_ticket_has_one_outcome_when_everything_fails_at_random() -> None:
     async def test() -> None:
         chance = random.Random(5)

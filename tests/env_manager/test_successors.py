@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from actors.core.leader import Leader
-from tests.env_manager.support import Faults, ScriptedProxy, ScriptedReward, ScriptedStore, World, world
+from bus import virtual_time
+from tests.env_manager.support import (
+    Faults,
+    ScriptedProxy,
+    ScriptedReward,
+    ScriptedStore,
+    World,
+    simulated_world,
+    world,
+)
 from tests.support.loops import run, until
 
 
@@ -31,6 +42,26 @@ def test_what_a_proxy_was_asked_its_successor_is_asked_too() -> None:
             assert (counters["requests_of_an_earlier_proxy"], counters["stored"]) == (2, 2)
 
     run(test())
+
+
+def test_what_a_successor_was_asked_has_its_whole_time_there() -> None:
+    async def test() -> None:
+        async with simulated_world(turn_timeout_s=5.0) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1", "t2")
+            await until(lambda: len(made.proxy.held) == 2)
+            await asyncio.sleep(4.0)
+            successor = ScriptedProxy(Faults())
+            successor.holds = lambda request: True
+            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            await until(lambda: len(successor.held) == 2)
+            await asyncio.sleep(4.0)  # 8 s after they were asked first
+            assert made.outcomes == []
+            successor.holds = lambda request: False
+            successor.answer("t1/0")
+            assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "lost", "generation_timeout")]
+
+    virtual_time.run(test())
 
 
 def test_who_is_asked_for_nothing_is_not_asked_again() -> None:
