@@ -1,9 +1,10 @@
 """Takes an ensemble out of the ring that is lost for good, and says what went with it.
 
     check    it does not answer, and is not the home ensemble
+    name     the lost prefixes, in ``/ring-lost-names/<shard>``: they may be more than one step can hold
     stop     the next epoch, fences on all others: whoever moved something is stopped, what stood still goes back
     clear    what a change that was under way has left of the lost prefixes on others
-    go on    the ring without it, and ``/ring-lost/<shard>`` with the lost prefixes, in one step; fences
+    go on    the ring without it, and the mark ``/ring-lost/<shard>``, in one step; fences
 
 Invariant: what the others hold stays where it is and as it is (a ring without a shard places only that one's prefixes
 elsewhere), and every prefix that the lost one held is named and empty, until somebody tells it again: owners make
@@ -18,13 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from coordinator.metadata.copying import Copier
-from coordinator.metadata.protocol import Create, StoreError
+from coordinator.metadata.protocol import MAX_VALUE_BYTES, Create, MetadataStore, StoreError
 from coordinator.metadata.ringclient import RingClient
 from coordinator.metadata.ringindex import PrefixIndex
 from coordinator.metadata.ringstate import HOME, RingState, source
@@ -33,13 +34,14 @@ from coordinator.metadata.ringwriter import RingLock, RingWriter
 log = logging.getLogger(__name__)
 
 LOST_PATH = "/ring-lost"
-"""On the home ensemble; below it an entry for each shard that was lost, and below that the names of its prefixes."""
-NAMES_AN_ENTRY = 500
+"""On the home ensemble; below it an entry for each shard that was lost."""
+NAMES_PATH = "/ring-lost-names"
+"""Likewise; below each shard's entry the names of its prefixes, in as many pieces as they need."""
 CLOSE_S = 5.0
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """Content of ``/ring-lost/<shard>``, and what came of it."""
+    """Content of ``/ring-lost/<shard>``; as an answer with the names, too."""
 
     shard: str
     hosts: str
@@ -56,13 +58,14 @@ async def abandon(ring: RingClient, shard: str) -> Abandoned:
         state, version = await writer.read()
         hosts = await _checked(ring, state, shard)
         lost = [key for key in await PrefixIndex(ring.home).all() if source(state, key) == shard]
+        await _name(ring.home, shard, lost)
         stopped, version = await writer.publish(msgspec.structs.replace(state, frozen=state.done), version)
         others = tuple(member for member in stopped.members if member.id != shard)
         guards = await writer.raise_fences(msgspec.structs.replace(stopped, members=others))
         await Copier(ring.stores, msgspec.structs.replace(stopped, members=others), guards).clear_keys(lost)
         left = _without(stopped, shard)
         mark = Abandoned(shard, hosts, left.epoch + 1, len(lost), unfinished=bool(left.before))
-        left, _ = await writer.publish(left, version, _marks(mark, lost))
+        left, _ = await writer.publish(left, version, [Create(f"{LOST_PATH}/{shard}", msgspec.json.encode(mark))])
         await writer.raise_fences(left)
         return msgspec.structs.replace(mark, prefixes=lost)
 
@@ -94,10 +97,25 @@ def _without(state: RingState, shard: str) -> RingState:
     return msgspec.structs.replace(state, members=members, ring=ring, before=before, done=done, frozen=done)
 
 
-def _marks(mark: Abandoned, lost: Sequence[str]) -> list[Create]:
-    path = f"{LOST_PATH}/{mark.shard}"
-    names = [lost[start : start + NAMES_AN_ENTRY] for start in range(0, len(lost), NAMES_AN_ENTRY)]
-    return [
-        Create(path, msgspec.json.encode(mark)),
-        *(Create(f"{path}/{number}", msgspec.json.encode(some)) for number, some in enumerate(names)),
-    ]
+async def _name(home: MetadataStore, shard: str, lost: Sequence[str]) -> None:
+    """What an earlier attempt has left is replaced."""
+    path = f"{NAMES_PATH}/{shard}"
+    for old in await home.children(path):
+        await home.delete(f"{path}/{old}")
+    for number, value in enumerate(_pieces(lost)):
+        await home.create(f"{path}/{number}", value)
+
+
+def _pieces(names: Sequence[str]) -> Iterator[bytes]:
+    """Lists of names, each of which a store takes."""
+    together: list[str] = []
+    size = 0
+    for name in names:
+        bytes_ = len(msgspec.json.encode(name)) + 1
+        if together and size + bytes_ >= MAX_VALUE_BYTES:
+            yield msgspec.json.encode(together)
+            together, size = [], 0
+        together.append(name)
+        size += bytes_
+    if together:
+        yield msgspec.json.encode(together)

@@ -88,26 +88,33 @@ class Adopter:
     async def _make_again(self, key: str, path: str) -> None:
         """What went with a shard."""
         while path in self._paths:
-            held = await self._ring.held(key)
             try:
-                await self._make_parents(path)
-                await held.store.multi([held.guard, Create(path, self._paths[path], ephemeral=True)])
+                await self._make_again_once(key, path)
             except StoreTimeout as error:
                 log.warning("%s cannot be made again yet: %s", path, error)
                 await asyncio.sleep(RETRY_S)
             except CheckFailed:
-                self._ring.passed(held.shard, held.guard)
-            except EntryExists:
-                raw = await held.store.inspect(path)
-                if raw is not None and raw.owner == "me":  # by an attempt of which no answer came
-                    return
-                log.warning("%s was lost with its shard, and is somebody else's now", path)
-                self._paths.pop(path, None)
+                continue  # the ring moved on between
             except StoreError as error:
                 log.error("%s, which was lost with its shard, cannot be made again: %s", path, error)
                 return
             else:
                 return
+
+    async def _make_again_once(self, key: str, path: str) -> None:
+        held = await self._ring.held(key)
+        try:
+            await self._make_parents(path)
+            if path in self._paths:  # it may have been deleted meanwhile
+                await held.store.multi([held.guard, Create(path, self._paths[path], ephemeral=True)])
+        except CheckFailed:
+            self._ring.passed(held.shard, held.guard)
+            raise
+        except EntryExists:
+            raw = await held.store.inspect(path)
+            if raw is None or raw.owner != "me":  # else it was made by an attempt of which no answer came
+                log.warning("%s was lost with its shard, and is somebody else's now", path)
+                self._paths.pop(path, None)
 
     async def _adopt(self, state: RingState, path: str) -> None:
         """Until it is done or the prefix does not wait for it any longer."""

@@ -12,10 +12,11 @@ import pytest
 
 from coordinator.commands import shards as command
 from coordinator.facts import Facts, RunStatus
-from coordinator.metadata import open_sharded
-from coordinator.metadata.abandoning import LOST_PATH, Abandoned, abandon
+from coordinator.metadata import adopting, open_sharded
+from coordinator.metadata.abandoning import LOST_PATH, NAMES_PATH, Abandoned, abandon
 from coordinator.metadata.moving import Mover
-from coordinator.metadata.protocol import Entry, StoreError
+from coordinator.metadata.protocol import Entry, StoreError, StoreTimeout
+from coordinator.metadata.ringclient import Held
 from coordinator.metadata.ringindex import PrefixIndex
 from coordinator.metadata.ringstate import HOME, RING_PATH, SLOTS, Member, RingState, source
 from coordinator.metadata.shard import Shard
@@ -147,6 +148,67 @@ def test_a_change_that_was_under_way_loses_nothing_of_the_others(
             assert store.ring.state.before == ()
             assert set(store.ring.state.ring) == {"0", "1"}
             await store.close()
+
+    run(scenario())
+
+
+def test_more_names_than_one_request_may_hold_are_kept_all_the_same(tmp_path: Path) -> None:
+    """1.5 MB of them and more, where a value is 64 KiB and a request 512 KiB at most."""
+
+    async def scenario() -> None:
+        async with embedded_shards(tmp_path, 3) as shards:
+            state = RingState(1, tuple(map(member, range(3))), ("0", "1", "2"), 3)
+            await shards[0].create(RING_PATH, msgspec.json.encode(state))
+            index = PrefixIndex(shards[0])
+            names = [name for number in range(1000) if source(state, name := f"{number:0>5000}") == LAST]
+            for name in names:
+                await index.note(name)
+            await shards[0].create(f"{NAMES_PATH}/{LAST}/7", b"of an attempt that did not come to its end")
+            store = await without_the_last(shards)
+            assert (await abandon(store.ring, LAST)).prefixes == names
+            assert len(names) > 300
+            pieces = await shards[0].children(f"{NAMES_PATH}/{LAST}")
+            entries = [await shards[0].get(f"{NAMES_PATH}/{LAST}/{piece}") for piece in pieces]
+            found = [msgspec.json.decode(entry.value, type=list[str]) for entry in entries if entry is not None]
+            assert sorted(name for some in found for name in some) == names
+            await store.close()
+
+    run(scenario())
+
+
+def test_an_owner_makes_its_entry_again_however_often_the_ring_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopting, "RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        async with embedded_shards(tmp_path, 3) as shards:
+            state = RingState(1, tuple(map(member, range(3))), ("0", "1", "2"), 3)
+            await shards[0].create(RING_PATH, msgspec.json.encode(state))
+            mine = next(f"{node}/mine" for node in NODES if source(state, key_of(node)) == LAST)
+
+            async def connect(wanted: str) -> Shard:
+                return borrowed(shards[int(wanted[1:].partition(":")[0])])
+
+            owner = await ShardedStore.open(
+                [hosts(0)], home=borrowed(shards[0]), connect=connect, name="owner", timeout_s=60.0
+            )
+            await owner.create(mine, b"me", ephemeral=True)
+            held, late = owner.ring.held, iter(range(2))
+
+            async def sometimes(key: str) -> Held:
+                if next(late, None) is not None:
+                    raise StoreTimeout("no answer")
+                return await held(key)
+
+            monkeypatch.setattr(owner.ring, "held", sometimes)
+            person = await without_the_last(shards)
+            await abandon(person.ring, LAST)
+            await until(lambda: _there(person, mine))
+            assert await person.get(mine) == Entry(mine, b"me", 0)
+            assert next(late, None) is None
+            for store in (person, owner):
+                await store.close()
 
     run(scenario())
 
