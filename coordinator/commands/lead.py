@@ -7,7 +7,7 @@ With the embedded store, which one process at a time may open, the kernel's lock
 is free as soon as the leader's process is gone, but not while that one is merely stopped. With ZooKeeper a leader of
 which the servers hear nothing for ``coordinator.session_s`` is succeeded, whatever ails it.
 
-Invariant: a process whose term is over ends at once (exit status 75; 0 where it was told to step down), and leaves
+Invariant: a process whose term is over ends at once (exit status 75; 76 where it was told to step down), and leaves
 everything as it is: to save, to report and to tell the roles is its successor's business.
 """
 
@@ -31,7 +31,7 @@ from coordinator.facts import Facts
 from coordinator.gathering import Gathering
 from coordinator.job import Job, convert
 from coordinator.launch import CONTROL, Launch, open_node, policy_directory
-from coordinator.launching.exits import DEPOSED, DONE
+from coordinator.launching.exits import DEPOSED, STEPPED_DOWN
 from coordinator.leadership import Candidate, Deposed, Term
 from coordinator.metadata import credentials, open_store
 from coordinator.metadata.measured import Shard
@@ -213,6 +213,6 @@ def _leave_when_over(term: Term, progress: Progress) -> None:
         else:
             print(f"error: this process leads no longer: {over.result()}", file=sys.stderr, flush=True)
         logging.shutdown()
-        os._exit(DONE if term.stepped_down else DEPOSED)
+        os._exit(STEPPED_DOWN if term.stepped_down else DEPOSED)
 
     term.over.add_done_callback(leave)

@@ -3,10 +3,11 @@
 Invariant: when ``run`` returns no process that it started on this machine is left, and its status is what the run said:
 the coordinator's where it is one of them, else the first that went wrong. A signal is passed on to the coordinator
 alone, who ends the run with a checkpoint and dismisses the others; only a second one, or the end of ``DRAIN_S``, ends
-them under it. With a spare the loss of the coordinator's process is not the end: the others go on until whoever leads
-next dismisses them; a signal then goes to the spares, one of which has the coordinator beside it. Whoever is started
-here ends when its standard input does (``--stop-on-eof``): also where a shell such as ssh is between, which passes no
-signals on, and where this process is killed.
+them under it. Where it ends because another one leads, or is lost beside a spare, that is not the end: the others go on
+until whoever leads next dismisses them; a signal then goes to the spares, one of which has the coordinator beside it,
+or waits for that dismissal where there are none. Whoever is started here ends when its standard input does
+(``--stop-on-eof``): also where a shell such as ssh is between, which passes no signals on, and where this process is
+killed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
+from coordinator.launching.exits import DEPOSED, DONE, FAILED, INTERRUPTED, NOT_TAKEN, STEPPED_DOWN, USAGE
 
 DRAIN_S = 330.0
 """How long roles are kept for a run that is ending elsewhere: longer than a run may finish its step and save."""
@@ -30,6 +31,9 @@ CLOSED_S = 15.0
 
 ORDERLY = (DONE, FAILED, USAGE, NOT_TAKEN, INTERRUPTED)
 """With which a coordinator ends that has ended its run; else it was killed, cut off, or succeeded."""
+
+SUCCEEDED = (DEPOSED, STEPPED_DOWN)
+"""With which it ends where another one leads its run on."""
 
 READY = " is ready for run "
 """In what a role prints once it has been taken."""
@@ -87,13 +91,17 @@ class Crew:
 
     def _led_on(self) -> bool:
         """Whether somebody else may lead now."""
-        lost = self._lead is not None and self._lead.status is not None and self._lead.status not in ORDERLY
-        return lost and any(part.spare for part in self._parts)
+        if self._lead is None or self._lead.status is None or self._lead.status in ORDERLY:
+            return False
+        return self._lead.status in SUCCEEDED or self._has_spares()
+
+    def _has_spares(self) -> bool:
+        return any(part.spare for part in self._parts)
 
     def _status(self) -> int:
         if self._failed is not None:  # the run could not begin: why says more than that it was then interrupted
             return self._failed
-        if self._led_on():  # those who were dismissed have heard that the run has ended
+        if self._led_on() and len(self._parts) > 1:  # those who were dismissed have heard that the run has ended
             return DONE if any(part.status == DONE for part in self._parts) else FAILED
         if self._lead is not None and self._lead.status is not None:
             return self._lead.status
@@ -123,12 +131,12 @@ class Crew:
         if self._signals > 1:
             self._say(f"{name} again: ending everything")
             self._insist()
-        elif self._led_on():
+        elif self._led_on() and self._has_spares():
             self._say(f"{name}: the coordinator beside a spare ends the run (again to insist)")
             for part in self._parts:
                 if part.spare:
                     self._close(part)
-        elif self._lead is not None:
+        elif self._lead is not None and self._lead.status is None:
             self._say(f"{name}: the coordinator ends the run (again to insist)")
             self._close(self._lead)
         else:

@@ -10,6 +10,7 @@ status meaning                                      to do
 2      wrong usage, job, key file or launch file    correct it: again is no use
 3      the role could not be taken, nobody to join  look at the coordinator, then again
 75     another coordinator process leads            start it again as a standby
+76     it was told to step down: a standby leads    nothing, or start it again as a standby
 130    interrupted, with a checkpoint               go on with --resume
 ====== ============================================ ==================================
 """
@@ -21,4 +22,5 @@ FAILED = 1
 USAGE = 2
 NOT_TAKEN = 3
 DEPOSED = 75
+STEPPED_DOWN = 76
 INTERRUPTED = 130

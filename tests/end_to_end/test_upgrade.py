@@ -126,7 +126,7 @@ def test_every_process_of_a_run_is_replaced_and_no_trajectory_is_lost_or_trained
         played.standby.wait(timeout_s=60.0)
         leader = upgrade.stand_by()
         upgrade.ordered("step-down")
-        assert played.leader.wait(timeout_s=180.0) == 0, played.leader.said()
+        assert played.leader.wait(timeout_s=180.0) == 76, played.leader.said()
         leader.wait_for("under epoch 2", timeout_s=180.0)
         upgrade.goes_on()
         nodes = json.loads(upgrade.ordered("--json", "nodes"))["nodes"]

@@ -93,6 +93,26 @@ def test_once_another_coordinator_leads_a_signal_goes_to_the_spares() -> None:
     assert lines[-2:] == ["spare | saving", "env | dismissed"]
 
 
+@pytest.mark.parametrize("succeeded", [75, 76])  # deposed, or told to step down
+def test_where_another_coordinator_leads_the_roles_go_on_until_that_one_dismisses_them(succeeded: int) -> None:
+    role = sh("env", f"{READY}; sleep 1; echo dismissed")
+    status, lines = run(sh("c", f"sleep 0.2; exit {succeeded}", leads=True), role)
+    assert status == 0
+    assert lines[-2:] == ["the coordinator is gone: the run goes on where there is a standby", "env | dismissed"]
+
+
+def test_a_signal_waits_for_the_coordinator_that_leads_elsewhere() -> None:
+    role = sh("env", f"{READY}; sleep 2; echo dismissed")
+    status, lines = run(sh("c", "sleep 0.2; exit 76", leads=True), role, when=lambda line: "is gone" in line)
+    assert status == 0
+    assert "SIGTERM: kept until the coordinator ends the run, 330 s at most (again to insist)" in lines
+    assert lines[-1] == "env | dismissed"
+
+
+def test_a_coordinator_alone_says_that_it_stepped_down() -> None:
+    assert run(sh("c", "exit 76", leads=True))[0] == 76
+
+
 def test_with_a_spare_a_run_that_ends_ends_as_ever() -> None:
     spare = Part("spare", ["sh", "-c", f"{READY}; {UNTIL_EOF}"], spare=True)
     assert run(sh("c", "sleep 0.2; exit 1", leads=True), spare)[0] == 1

@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("status", "times"), [(0, 1), (130, 1), (75, 4), (1, 4)])
+@pytest.mark.parametrize(("status", "times"), [(0, 1), (130, 1), (75, 4), (76, 4), (1, 4)])
 def test_one_that_has_nothing_more_to_do_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
 ) -> None:
