@@ -197,12 +197,10 @@ class Coordinator(TicketHandlers, HostHandlers):
 
     async def dismiss(self, join: Join) -> None:
         """A node ends while the run goes on: its roles are vacant from now on. Raises ``BusError`` where it does not
-        listen."""
+        listen; it is lost then."""
         name = join.node.name
-        self._joins.pop(name, None)  # first: from here on nobody misses it
+        self._joins.pop(name, None)  # first: from here on nobody misses it, and it has nothing
         self.node.unwatch(name)
-        order = LetGo("let go: another node takes its place")
-        await self.node.ask(Ref(join.node, MEMBER), order, Ending, timeout_s=LET_GO_S, retries=3)
         self._left(name)
         for role in join.roles:
             if role == "env":
@@ -210,6 +208,13 @@ class Coordinator(TicketHandlers, HostHandlers):
             else:
                 self._roles[role] = asyncio.get_running_loop().create_future()
                 self._vacant.add(role)
+        order = LetGo("let go: another node takes its place")
+        try:
+            await self.node.ask(Ref(join.node, MEMBER), order, Ending, timeout_s=LET_GO_S, retries=3)
+        except BusError as error:
+            self.host_desk.fell("lost", join, f"it does not hear that it is let go: {error}")
+            self.node.lose(join.node, "it does not hear that it is let go")
+            raise
 
     def welcome_at(self, checkpoint: Path) -> None:
         """A trainer that joins from now on begins there, at the run's version, with what is stored."""

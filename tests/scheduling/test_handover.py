@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.core import Actor, Node, Ref
+from bus.message import DeadlineExceeded
 from bus.virtual_time import run
 from coordinator.allegiance import Allegiance
 from coordinator.coordinator import MEMBER
@@ -208,5 +209,18 @@ def test_an_env_host_is_let_go_once_it_is_empty_though_it_is_the_last_one() -> N
         await asyncio.sleep(20.0)
         balance = made.scheduler.ledger.balance()
         assert (balance.admitted, balance.trained, balance.buffered, balance.lost) == (12, 4, 8, {})
+
+    town(scenario)
+
+
+def test_an_env_host_that_does_not_hear_that_it_is_let_go_is_given_nothing_any_more() -> None:
+    async def scenario(built: Town) -> None:
+        made = built.made
+        await made.add_host("env-1", places=10)
+        made.network.partition({"env-1"}, {"control"}, cut=True)
+        with pytest.raises(DeadlineExceeded):
+            await built.handover.let_go("env-1")
+        assert made.coordinator.env_hosts == []
+        assert "env-1" not in [join.node.name for join in made.coordinator.joins]
 
     town(scenario)
