@@ -111,7 +111,8 @@ class Hosts:
         """Tell once it is proven that a node's process is no more."""
         await until_gone(join.pulse)
         why = "its process has ended"
-        self._hands.node.unwatch(join.node.name)
+        if any(other.node == join.node for other in self._hands.joins):  # not one that has joined since by that name
+            self._hands.node.unwatch(join.node.name)
         self._hands.node.lose(join.node, why)
         lost(why)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import pytest
 
 from actors.core import Node, Ref
 from bus.message import NodeAddress
 from bus.virtual_time import run
+from coordinator import hosts as hosts_module
 from coordinator.allegiance import Allegiance, Spare
 from coordinator.hostbook import HostBook
+from coordinator.hosts import Hosts
 from coordinator.job import CoordinatorSettings, Job
 from coordinator.losses import NodeLost
 from coordinator.messages import (
@@ -249,3 +253,34 @@ def test_a_node_that_was_told_to_begin_again_and_does_not_join_is_lost() -> None
             await comes.close()
 
     run(scenario())
+
+
+class Hands:
+    """Of a coordinator; notes whom it no longer watches, and whom it gives up."""
+
+    def __init__(self, joins: list[Join]) -> None:
+        self.joins = joins
+        self.node: Any = self
+        self.unwatched: list[str] = []
+        self.lost: list[NodeAddress] = []
+
+    def unwatch(self, name: str) -> None:
+        self.unwatched.append(name)
+
+    def lose(self, peer: NodeAddress, reason: str) -> None:
+        self.lost.append(peer)
+
+
+def test_the_end_of_an_earlier_process_leaves_the_watch_over_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(pulse: str) -> None:
+        return
+
+    monkeypatch.setattr(hosts_module, "until_gone", at_once)
+    before = elsewhere("proxy-1", "proxy")
+    now = msgspec.structs.replace(before, node=msgspec.structs.replace(before.node, epoch=2))
+    hands = Hands([now])
+    desk = Hosts(hands, Welcome("run", b"{}", "", "", "", 0), HostBook())
+    run(desk.until_gone(before, lambda why: None))
+    assert (hands.unwatched, hands.lost) == ([], [before.node])
+    run(desk.until_gone(now, lambda why: None))
+    assert (hands.unwatched, hands.lost) == (["proxy-1"], [before.node, now.node])
