@@ -31,7 +31,7 @@ from bus.message import BusError, CannotListen
 from coordinator.checkpoints import Checkpoints
 from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
-from coordinator.hostbook import FILE, HostBook
+from coordinator.hostbook import HostBook
 from coordinator.interruption import Interruption
 from coordinator.launch import CONTROL, Launch, open_node
 from coordinator.losses import NodeLost, RoleLost
@@ -65,7 +65,7 @@ class Gathering:
         self._led = led
         self._facts = Facts(led.store, directory.path.name)
         self._interruption = Interruption(progress)
-        self._book = HostBook(directory.path / FILE)
+        self._book = HostBook(directory.hosts)
         self._fruitless = 0
         self._started_from = self._newest()
 

@@ -26,8 +26,6 @@ from coordinator.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 
-FILE = "hosts.jsonl"
-
 
 class HostEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """See the module docstring. ``lost``: the node is gone; ``failed``: its role cannot go on."""

@@ -5,7 +5,7 @@ it ends, because it is a kernel lock on an open file and not the file's existenc
 whole run directory.
 
     runs/20260131-142501-frozenlake/
-        format.json  job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  report.html  owner.lock
+        format.json  job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  hosts.jsonl  report.html  owner.lock
         events/ (TensorBoard)  logs/  checkpoints/  samples/  recorded/ (train.record)  failed-batches/  model/ (sft)
 """
 
@@ -67,6 +67,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.timeline = path / "timeline.jsonl"
         self.ledger = path / "ledger.jsonl"
+        self.hosts = path / "hosts.jsonl"
         self.report = path / "report.html"
         self.events = path / "events"
         self.logs = path / "logs"
@@ -121,7 +122,7 @@ class RunDirectory:
             fresh.replace(run.path / "owner.lock")
             run._lock = _acquire(run.path)
             _write_format(run.path)
-            for records in (run.ledger, run.metrics, run.timeline, run.sample_index):
+            for records in (run.ledger, run.metrics, run.timeline, run.sample_index, run.hosts):
                 seize(records)
         except OSError as error:
             raise RunDirectoryError(f"{path}: it cannot be taken over: {error}") from error

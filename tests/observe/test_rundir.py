@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from coordinator.hostbook import HostBook
 from coordinator.observe.lines import LineWriter, read_lines
 from coordinator.observe.records import decode_metric, decode_sample
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError, RunDirectoryInUse
@@ -139,6 +140,17 @@ def test_a_run_of_newer_software_is_refused_by_one_line_and_not_touched(
         assert str(caught.value).startswith(f"{path / 'format.json'}: {said}")
         assert "\n" not in str(caught.value)
     assert (sorted(path.iterdir()), (path / "format.json").read_text()) == (before, content)
+
+
+def test_what_an_old_leader_writes_of_hosts_is_in_no_file_of_the_next_one(tmp_path: Path) -> None:
+    path = finished_run(tmp_path)
+    old = HostBook(path / "hosts.jsonl", lambda: 1000.0)
+    old.up("10.0.0.2", "proxy-1", "proxy")
+    before = (path / "hosts.jsonl").read_bytes()
+    with RunDirectory.take_over(path) as taken:
+        old.fell("lost", "10.0.0.2", "proxy-1", ["proxy"], "no sign of life for 20.0 s")
+        assert taken.hosts.read_bytes() == before
+    old.close()
 
 
 def test_a_reader_cannot_write(tmp_path: Path) -> None:
