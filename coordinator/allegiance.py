@@ -57,7 +57,7 @@ class Spare:
         """Have these roles."""
 
     def stand_by(self, run_directory: str) -> None:
-        """Have a standby coordinator beside it."""
+        """Have a standby coordinator beside it. Raises ``ValueError`` where there can be none."""
 
     def standby_pid(self) -> int | None:
         """See ``Join``."""
@@ -144,6 +144,7 @@ class Allegiance(Actor):
 
     @handler(urgent=True)
     async def stand_by(self, message: StandBy) -> Obeyed:
+        """Raises ``ValueError``."""
         self._spare.stand_by(message.run_directory)
         return Obeyed()
 

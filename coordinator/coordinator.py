@@ -168,8 +168,16 @@ class Coordinator(TicketHandlers, HostHandlers):
         able = self.host_desk.next_standby(self._joins.values())
         if able is not None:
             self._joins[able.node.name] = msgspec.structs.replace(able, standby=ORDERED)
-            order = StandBy(self._welcome.run_directory)
-            self.node.background(self._order(Ref(able.node, MEMBER), order, Obeyed))
+            self.node.background(self._order_a_standby(able))
+
+    async def _order_a_standby(self, at: Join) -> None:
+        """Where it cannot be, another node is to start it."""
+        if await self._order(Ref(at.node, MEMBER), StandBy(self._welcome.run_directory), Obeyed):
+            return
+        now = self._joins.get(at.node.name)
+        if now is not None and now.node == at.node:
+            self._joins[at.node.name] = msgspec.structs.replace(now, standby=None)
+            self._see_to_a_standby()
 
     def _watch(self, join: Join) -> None:
         name = join.node.name

@@ -196,10 +196,10 @@ class _Sitting(Spare):
 
     def stand_by(self, run_directory: str) -> None:
         path = Path(run_directory)
-        if path.is_dir():
-            self._owner.stand_by(path)
-        else:
+        if not path.is_dir():
             log.warning("no standby coordinator here: the run directory %s is not visible", path)
+            raise ValueError(f"the run directory {path} is not visible")
+        self._owner.stand_by(path)
 
     def standby_pid(self) -> int | None:
         return self._owner.standby_pid()

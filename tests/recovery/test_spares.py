@@ -51,12 +51,15 @@ class Joined(Spare):
         self.taken: list[Sequence[Role]] = []
         self.standing_by: list[str] = []
         self.pid: int | None = None
+        self.blind = False
         self.allegiance = Allegiance(self.orders.append, self)
 
     def take(self, roles: list[Role]) -> None:
         self.taken.append(roles)
 
     def stand_by(self, run_directory: str) -> None:
+        if self.blind:
+            raise ValueError("the run directory is not visible")
         self.standing_by.append(run_directory)
 
     def standby_pid(self) -> int | None:
@@ -176,6 +179,23 @@ def test_one_spare_has_a_standby_coordinator_and_the_next_one_once_that_is_lost(
             assert second.standing_by == [""]
             assert made.failures == []
             for each in (second, third):
+                await each.close()
+
+    run(scenario())
+
+
+def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
+            first, second = Joined(made, "s1"), Joined(made, "s2")
+            first.blind = True
+            await first.join(made, [], standby=0)
+            await asyncio.sleep(1.0)
+            assert [join.standby for join in made.coordinator.joins] == [None]
+            await second.join(made, [], standby=0)
+            await asyncio.sleep(1.0)
+            assert (first.standing_by, second.standing_by) == ([], [""])
+            for each in (first, second):
                 await each.close()
 
     run(scenario())
