@@ -29,13 +29,11 @@ from actors.env.protocol import evaluation_task
 from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.telemetry import Spans
 from actors.trainer.messages import (
-    DescribeTrainer,
     GetWeights,
     SaveCheckpoint,
     Saved,
     Train,
     Trained,
-    TrainerState,
     Weights,
 )
 from actors.weightsync.messages import PUBLISH_TIMEOUT_S, Publish, Published
@@ -428,10 +426,10 @@ class Pipeline:
                 pass  # the loop has no business with it
 
     async def _publish_again(self) -> None:
-        timeout_s, trainer = self._job.coordinator.start_timeout_s, self._peers.trainer
-        first = await self._node.ask(trainer, GetWeights(), Weights, timeout_s=timeout_s, about="the trainer's weights")
-        state = await self._node.ask(trainer, DescribeTrainer(), TrainerState, timeout_s=DESCRIBE_TIMEOUT_S)
-        await self._publish(state.weights or first)
+        timeout_s, about = self._job.coordinator.start_timeout_s, "the trainer's weights"
+        await self._publish(
+            await self._node.ask(self._peers.trainer, GetWeights(), Weights, timeout_s=timeout_s, about=about)
+        )
 
     @property
     def can_save(self) -> bool:
