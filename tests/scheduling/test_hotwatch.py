@@ -9,11 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from actors.core import Actor, Node, handler
 from actors.proxy.engines.load import EngineLoad
-from actors.proxy.messages import DescribeProxy, EngineState, MoveTrajectories, Moving, ProxyState
+from actors.proxy.engines.protocol import GenerateRequest
+from actors.proxy.messages import Accepted, Add, DescribeProxy, EngineState, MoveTrajectories, Moving, ProxyState
 from bus.simulated import Link, SimulatedNetwork
 from bus.virtual_time import run
 from coordinator.leadership import SOLE, Authority
@@ -79,6 +81,22 @@ def check_no_way_back(made: Town) -> None:
             turns = made.players.engines.get(trajectory, [])
             back = [when for when, engine in turns if engine == source and at + LAST_S < when < at + KEEP_S]
             assert back == [], f"{trajectory}, moved from {source} at {at:.0f} s, is played there"
+
+
+def test_what_waits_for_its_version_takes_no_place() -> None:
+    async def story(made: Town) -> None:
+        await made.serve("e0")
+        request = GenerateRequest("t0/0", "t0", np.zeros(8, np.int32), 1, seed=1, from_version=1)
+        await made.node.ask(made.proxy.ref, Add(request, made.players.ref), Accepted, timeout_s=30.0)
+        await made.go_on(4)
+        (load,) = [engine.load for engine in (await made.describe()).engines if engine.name == "e0"]
+        assert load is not None
+        assert (load.occupancy, load.busy) == (0.0, 0.0)
+        await made.swap("e0", 1)
+        await made.go_on(2)
+        assert made.players.answers == {"t0/0": 1}
+
+    at_once(story)
 
 
 def test_a_skewed_load_is_evened_out_within_a_minute_and_stays_so() -> None:

@@ -233,13 +233,17 @@ class SimulatedHost(Actor):
         self._step, self._step_s, self._since = None, 0.0, self._loop.time()
         if self._serving:
             self._begin_step()
-        self.meter.note(len(self._waiting) + len(self._fresh) + len(self._decoding), stepping=self._step is not None)
+        unfinished = sum(map(self._may_start, self._waiting.values())) + len(self._fresh) + len(self._decoding)
+        self.meter.note(unfinished, stepping=self._step is not None)
+
+    def _may_start(self, row: _Row) -> bool:
+        return row.request.from_version <= (self.version or 0)
 
     def _begin_step(self) -> None:
         for id_, row in list(self._waiting.items()):
             if len(self._fresh) + len(self._decoding) >= self.limits.max_sequences:
                 break
-            if row.request.from_version <= (self.version or 0):
+            if self._may_start(row):
                 self._fresh[id_] = self._waiting.pop(id_)
         if self._fresh:
             id_, row = next(iter(self._fresh.items()))
