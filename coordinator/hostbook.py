@@ -7,7 +7,7 @@
     {"time":1796043000.0,"event":"released","host":"10.0.0.2"}
 
 Invariant: the file tells which hosts are in quarantine, so that the next leader leaves out the same. Times are those of
-day: they outlive processes and machines.
+day, of the leader's machine: they outlive it, and the next one's clock may be behind (``quarantine``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
      +------ the time is over, or a person lets it back in ------+   (after FORGIVEN_S without one: FIRST_S again)
 
 Invariant: what is here follows from the failures and releases that it was told of, with their times, so that whoever
-reads them again (another leader) comes to the same. Times are those of the caller's clock, never falling.
+reads them again (another leader) comes to the same. Times are those of the caller's clock, which may be behind the one
+before it, on another machine: what seems to be yet to come counts as recent.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Quarantine:
             return entry.until - now
         if now - entry.until > FORGIVEN_S:
             entry.quarantines = 0
-        if entry.failed and now - entry.failed[-1] < ONE_BLOW_S:
+        if entry.failed and abs(now - entry.failed[-1]) < ONE_BLOW_S:
             return 0.0
         entry.failed = [each for each in entry.failed if each > now - WINDOW_S] + [now]
         if len(entry.failed) < FAILURES:

@@ -64,6 +64,13 @@ def test_a_person_lets_a_host_back_in() -> None:
     assert fails(quarantine, 60.0) == 20 * MINUTE
 
 
+def test_failures_count_where_the_next_leaders_clock_is_behind() -> None:
+    quarantine = Quarantine()
+    assert [quarantine.failed("h", now) for now in (1000.0, 700.0, 710.0)] == [0.0] * 3  # the last two are one blow
+    assert quarantine.failures("h", 720.0) == 2
+    assert quarantine.failed("h", 730.0) == 10 * MINUTE
+
+
 def test_the_next_leader_leaves_out_the_same_hosts(tmp_path: Path) -> None:
     now = [1000.0]
     path = tmp_path / "hosts.jsonl"
