@@ -160,7 +160,7 @@ class EngineState(msgspec.Struct, frozen=True):
     trajectories: int = 0  # that have their prefix there
     load: EngineLoad | None = None  # as it said last
     load_age_s: float = 0.0
-    gave_s: float | None = None  # ago, that trajectories were ordered away from it; None: not lately
+    gave_s: float | None = None  # ago, that trajectories were ordered away from it; None: never
     took_s: float | None = None  # likewise, to it
 
 

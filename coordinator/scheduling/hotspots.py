@@ -1,7 +1,7 @@
 """When trajectories move from a GPU that has been too busy for too long to others that have room: decisions only.
 
-Readings come in (whoever measures sends them), migrations come out (the proxy moves the requests, at each trajectory's
-next turn). Time is handed in with the readings.
+Readings come in (whoever measures sends them), migrations come out (the proxy moves the trajectories, between two turns
+or in the middle of one). Time is handed in with the readings.
 
     cool --(above HOT in every reading for HOT_FOR_S)--> hot --(migration)--> settling --(SETTLE_S)--> cool
 
@@ -41,7 +41,8 @@ FILL = 0.80
 SATURATED = 0.97
 SILENT_S = 5.0
 SETTLE_S = 8.0
-"""A trajectory moves at its next turn, and readings are averages over some seconds."""
+"""A move takes a moment, or the trajectory's next turn where it asks for nothing just now; and readings are averages
+over some seconds."""
 KEEP_S = 60.0
 ROUNDING = 1e-6
 
