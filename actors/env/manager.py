@@ -363,12 +363,16 @@ class EnvHost(Actor):
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
             add = self._added[request.request_id] = Add(request, self.ref, self._environment.name)
-            await self._add(add)
-            if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
-                self._abort(request.request_id)
-            async with asyncio.timeout(timeout_s) as deadline:
-                self._deadlines[request.request_id] = deadline
-                return await future
+            while True:
+                await self._add(add)
+                if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
+                    self._abort(request.request_id)
+                try:
+                    return await self._answer(request.request_id, future, timeout_s)
+                except TimeoutError:
+                    if not self._proxy_is_gone():
+                        raise
+                # Then the next ADD waits for its successor, as long as that may take.
         except DeadlineExceeded as error:
             self._abort(request.request_id)
             raise Lost("proxy_timeout", str(error)) from None
@@ -383,7 +387,19 @@ class EnvHost(Actor):
             episode.interrupt = None
             self._waiting.pop(request.request_id, None)
             self._added.pop(request.request_id, None)
-            self._deadlines.pop(request.request_id, None)
+
+    async def _answer(self, request_id: str, future: asyncio.Future[Completion], timeout_s: float) -> Completion:
+        """Raises ``TimeoutError``."""
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                self._deadlines[request_id] = deadline
+                return await asyncio.shield(future)
+        finally:
+            del self._deadlines[request_id]
+
+    def _proxy_is_gone(self) -> bool:
+        """Whether there is none just now."""
+        return self.node.is_gone(self._peers.proxy.ref.node)
 
     def _wait_for(self, request: GenerateRequest) -> tuple[str, float]:
         """What a turn waits for, by name, and how long: engines keep a first one until they have its version, which is

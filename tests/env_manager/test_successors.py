@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from actors.core import Node
 from actors.core.leader import Leader
 from bus import virtual_time
+from bus.simulated import Link, SimulatedNetwork
 from tests.env_manager.support import (
     Faults,
     ScriptedProxy,
@@ -60,6 +62,26 @@ def test_what_a_successor_was_asked_has_its_whole_time_there() -> None:
             successor.holds = lambda request: False
             successor.answer("t1/0")
             assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "lost", "generation_timeout")]
+
+    virtual_time.run(test())
+
+
+def test_a_turn_waits_for_a_proxy_as_long_as_its_successor_may_take() -> None:
+    async def test() -> None:
+        network = SimulatedNetwork(seed=1, link=Link(latency_s=0.005))
+        async with world(network=network, turn_timeout_s=5.0) as made:
+            first, successor = ScriptedProxy(Faults()), ScriptedProxy(Faults())
+            first.holds = lambda request: True
+            async with Node("proxy-1", transport=network.join("proxy-1")) as node:
+                ref = await node.spawn(lambda: first, "proxy")
+                made.peers.proxy = Leader(ref, patience_s=60.0, late_is_gone=False)
+                made.start("t1", "t2")
+                await until(lambda: len(first.held) == 2)
+            await asyncio.sleep(30.0)  # it was let go, and nobody is there yet
+            assert made.outcomes == []
+            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
+            assert {request.request_id for request in first.requests} == {"t1/0", "t2/0"}
 
     virtual_time.run(test())
 
