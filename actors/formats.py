@@ -7,11 +7,16 @@
       dump, recorded steps)
     a dump                                   ``dump.json``, field ``format``           -
     a run directory (ledger, metrics,        ``format.json``                           0 (without that file)
-      timeline, samples, audit log)
+      timeline, samples, hosts, audit log)
     the embedded metadata store              SQLite's ``user_version``                 -
     a run's entries in a metadata store      ``/jobs/<run>/status``, field ``format``  -
-    the ring of shards                       ``/ring``, field ``format``               -
+      (also ``/leader/<run>/epoch``)
+    the ring of shards (also its fences,     ``/ring``, field ``format``               -
+      the prefixes, what was lost)
 
+A run's number stands for all that is below ``/jobs/<run>`` and ``/leader/<run>``; the ring's for ``/ring-fence``,
+``/ring-prefixes``, ``/ring-lost`` and ``/ring-lost-names`` as well. A fence with a field that
+is not known is refused. Whatever else is in a store goes with a session (``/members``, candidates, locks).
 Messages have a version of their own (``bus.message.PROTOCOL_VERSION``).
 
 Invariant: what is read has said its format first; what is newer than this software, or older than it can read, is

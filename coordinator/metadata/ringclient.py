@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.formats import RING
 from coordinator.metadata.protocol import Check, EntryExists, SessionLost, StoreError, StoreTimeout
 from coordinator.metadata.ringstate import (
     FENCE_PATH,
@@ -253,7 +254,7 @@ async def _found_or_made(ensembles: Sequence[str], home: Shard) -> RingState:
             "one's ring; list the same ensembles in the same order as before, the home ensemble first"
         )
     members = tuple(Member(str(number), hosts) for number, hosts in enumerate(ensembles))
-    new = RingState(1, members, tuple(member.id for member in members), len(members))
+    new = RingState(1, members, tuple(member.id for member in members), len(members), format=RING.current)
     with suppress(EntryExists):
         await home.create(RING_PATH, msgspec.json.encode(new))
     entry = await home.get(RING_PATH)

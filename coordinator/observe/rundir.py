@@ -5,7 +5,8 @@ it ends, because it is a kernel lock on an open file and not the file's existenc
 whole run directory.
 
     runs/20260131-142501-frozenlake/
-        format.json  job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  hosts.jsonl  report.html  owner.lock
+        format.json  job.yaml  metrics.jsonl  timeline.jsonl  ledger.jsonl  hosts.jsonl  audit.jsonl
+        report.html  owner.lock  coordinator.address
         events/ (TensorBoard)  logs/  checkpoints/  samples/  recorded/ (train.record)  failed-batches/  model/ (sft)
 """
 

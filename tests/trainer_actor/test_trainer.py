@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -89,7 +90,8 @@ class ScriptedRank(Actor):
         await self.gate.wait()
         if self.refuses:
             raise FloatingPointError("t1: the loss is NaN")
-        weights = Weights(MANIFEST, self.ref) if self.rank == 0 else None
+        manifest = msgspec.structs.replace(MANIFEST, version=message.version)
+        weights = Weights(manifest, self.ref) if self.rank == 0 else None
         return StepResult({"learning_rate_seen": message.learning_rate}, weights)
 
     @handler
@@ -251,6 +253,8 @@ def test_an_order_for_a_step_that_is_given_again_is_carried_out_once(
             assert (await first).statistics == (await again).statistics
             assert (await made.ask(order, Trained)).statistics == (await first).statistics  # and when it is done
             assert made.ranks[0].calls == ["step 1"]
+            newest: Weights = await made.ask(GetWeights(), Weights)
+            assert newest.manifest.version == 1
             state = await made.ask(DescribeTrainer(), TrainerState)
             assert state.stepping is None
             assert state.last is not None
