@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from actors.core import Node, Ref
-from actors.proxy.messages import Acknowledged, DescribeProxy, EngineState, Prefer, ProxyState
+from actors.proxy.messages import Acknowledged, EngineState, Prefer
 from actors.proxy.routing import preferred_class
-from bus.message import BusError
+from coordinator.resources.looking import LOOK_EVERY_S, TIMEOUT_S, Looking
 from coordinator.resources.rebinding import Marks, PoolLoad, State, Task, decide
 
 log = logging.getLogger(__name__)
-
-LOOK_EVERY_S = 1.0
-TIMEOUT_S = 5.0
 
 
 def pool_loads(engines: Iterable[EngineState]) -> dict[str, PoolLoad]:
@@ -35,7 +32,7 @@ def pool_loads(engines: Iterable[EngineState]) -> dict[str, PoolLoad]:
     return {name: PoolLoad(count, in_flight[name]) for name, count in places.items()}
 
 
-class Rebinder:
+class Rebinder(Looking):
     """See the module docstring. ``affinity``: the classes that the job declares for its tasks."""
 
     def __init__(
@@ -48,30 +45,16 @@ class Rebinder:
         marks: Marks | None = None,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        self._node = node
-        self._proxy = proxy
+        super().__init__(node, proxy, look_every_s)
         self._affinity = affinity
         self._say = say
         self._marks = marks
-        self._look_every_s = look_every_s
         self._state = State({})
 
-    def follow(self, proxy: Ref) -> None:
-        """Another one from now on."""
-        self._proxy = proxy
-
-    async def run(self) -> None:
-        """Until it is cancelled: where all engines are of one class, others may come."""
-        while True:
-            await asyncio.sleep(self._look_every_s)
-            try:
-                described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
-                if len({engine.hardware_class for engine in described.engines if engine.state != "removed"}) > 1:
-                    await self._look(pool_loads(described.engines))
-            except BusError as error:
-                log.info("the proxy was not looked at: %s", error)
-
-    async def _look(self, pools: Mapping[str, PoolLoad]) -> None:
+    async def _look(self, engines: Sequence[EngineState]) -> None:
+        if len({engine.hardware_class for engine in engines if engine.state != "removed"}) < 2:
+            return
+        pools = pool_loads(engines)
         tasks = dict(self._state.tasks)
         for task in (task for pool in pools.values() for task in pool.in_flight):
             declared = preferred_class(self._affinity, task)

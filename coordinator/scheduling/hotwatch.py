@@ -25,25 +25,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from actors.core import Node, Ref
-from actors.proxy.messages import DescribeProxy, EngineState, MoveTrajectories, Moving, ProxyState
-from bus.message import BusError
+from actors.proxy.messages import EngineState, MoveTrajectories, Moving
 from coordinator.leadership import SOLE, Authority
+from coordinator.resources.looking import LOOK_EVERY_S, TIMEOUT_S, Looking
 from coordinator.scheduling.hotspots import SILENT_S, HotSpots, Migration, Reading
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
 SMOOTH_S = 10.0
 """A reading is the mean of what was told in so many seconds: a GPU that is full has idle moments all the same, between
 two steps or two requests, and its driver's samples are shorter than a second. After a move the mean begins anew."""
-TIMEOUT_S = 5.0
 RETRIES = 2
 
 Devices = Mapping[str, Sequence[EngineState]]
 """Device (or the engine itself, where it has none) -> the engines on it."""
 
 
-class HotWatch:
+class HotWatch(Looking):
     """See the module docstring. ``apart``: hardware classes are evened out each by itself; ``say`` tells people."""
 
     def __init__(
@@ -56,33 +54,18 @@ class HotWatch:
         authority: Authority = SOLE,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        self._node = node
-        self._proxy = proxy
+        super().__init__(node, proxy, look_every_s)
         self._apart = apart
         self._say = say
         self._authority = authority
-        self._look_every_s = look_every_s
         self._spots: dict[str, HotSpots] = {}  # by hardware class, or under "" for all
         self._known: dict[str, set[str]] = {}  # likewise: devices
         self._stuck: dict[str, str] = {}
         self._told: dict[str, deque[tuple[float, float]]] = {}  # device -> when, and its load
 
-    def follow(self, proxy: Ref) -> None:
-        """Another one from now on."""
-        self._proxy = proxy
-
-    async def run(self) -> None:
-        """Until it is cancelled: where there is one engine, another may come."""
-        while True:
-            await asyncio.sleep(self._look_every_s)
-            try:
-                described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
-                if sum(engine.state != "removed" for engine in described.engines) > 1:
-                    await self._look(described.engines)
-            except BusError as error:
-                log.info("hot spots were not looked for, or not relieved: %s", error)
-
-    async def _look(self, engines: Iterable[EngineState]) -> None:
+    async def _look(self, engines: Sequence[EngineState]) -> None:
+        if sum(engine.state != "removed" for engine in engines) < 2:
+            return
         now = asyncio.get_running_loop().time()
         stuck: dict[str, str] = {}
         for key, devices in self._groups(engines).items():
