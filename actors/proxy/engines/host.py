@@ -5,40 +5,31 @@
 
 Invariants:
 
-- only the thread touches the engine, and it looks for orders between any two steps; so a command is taken in no time
-  by the actor and takes effect after at most one step (loop and thread take turns: ``actors.proxy.engines.turns``);
+- a command is taken in no time by the actor and takes effect after at most one step of the thread
+  (``actors.proxy.engines.thread``);
 - every request that was taken is answered once, or given back once (``HostRelease``), never both;
-- a suspended or weightless engine makes no step, and only a suspended one is given weights;
-- a request that is for a later version than the engine has waits here, and joins the engine with that version;
-- an engine that raises from anything but a question ends the process, with that error as its last word.
+- what is staged is complete, and loaded once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 
 from actors.core import Actor, Ref, handler
-from actors.proxy.engines.load import LoadMeter, engine_load
+from actors.proxy.engines.load import engine_load
 from actors.proxy.engines.protocol import (
     Begun,
     Completion,
     Engine,
-    EngineRefusal,
-    GenerateRequest,
-    nothing_sampled,
 )
-from actors.proxy.engines.turns import Turns
+from actors.proxy.engines.thread import EngineThread
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -63,16 +54,10 @@ from actors.weightsync.manifest import Receipt
 from actors.weightsync.receiver import StagedVersion, fetch
 
 if TYPE_CHECKING:
-    import torch
-
     from hwprobe.telemetry import GpuFigures
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-IDLE_WAIT_S = 1.0
-"""How long the thread sleeps at a time with nothing to do; orders wake it at once."""
-
 
 SERVED_EVERY_S = 0.05
 """How often the proxy hears which requests were answered. An engine that dies within it has them answered twice."""
@@ -92,167 +77,6 @@ class Gpus(Protocol):
     def take(self) -> GpuFigures: ...
 
     def stop(self) -> None: ...
-
-
-class NotServable(RuntimeError):
-    """The engine is not in the state that an order asks for; the message says in which it is."""
-
-
-class EngineThread:
-    """Runs one engine; see the module docstring."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        deliver: Callable[[list[Completion]], None],
-        refuse: Callable[[str, str], None],
-        failed: Callable[[BaseException], None],
-        *,
-        news: Callable[[], bool],
-        spans: Spans,
-    ) -> None:
-        """``news``: asked in the thread, whether messages have come that the loop has not taken yet."""
-        self._engine = engine
-        self._deliver = deliver
-        self._refuse = refuse
-        self._failed = failed
-        self._spans = spans
-        self._loop = asyncio.get_running_loop()
-        self._orders: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._early: dict[str, GenerateRequest] = {}  # whose version is yet to come
-        self._serving = False
-        self._has_weights = False
-        self._version = -1
-        self._stopping = False
-        self.meter = LoadMeter(engine.limits.max_sequences)
-        self.turns = Turns(deliver, news)
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
-
-    def order(self, action: Callable[[], None]) -> None:
-        """Run something between two steps; its failure is fatal for the engine."""
-        with self._wake:
-            self._orders.append(action)
-            self._wake.notify()
-
-    def call(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """Run something between two steps and get its result (or exception) back on the loop."""
-        result: Future[T] = Future()
-
-        def action() -> None:
-            if not result.set_running_or_notify_cancel():
-                return  # whoever asked no longer waits
-            try:
-                result.set_result(function())
-            except Exception as error:  # it belongs to whoever asked
-                result.set_exception(error)
-
-        self.order(action)
-        return asyncio.wrap_future(result)
-
-    def _post(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run something on the loop; once that is closed nobody is left to be told."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-    def add(self, request: GenerateRequest) -> None:
-        self.order(lambda: self._add(request))
-
-    def _add(self, request: GenerateRequest) -> None:
-        if request.from_version > self._version:
-            self._early[request.request_id] = request
-            return
-        try:
-            self._engine.add(request)
-        except EngineRefusal as refusal:
-            self._post(self._refuse, request.request_id, str(refusal))
-
-    def abort(self, request_id: str) -> None:
-        def action() -> None:
-            completion = self._take_out(request_id)
-            if completion is not None:
-                self._post(self._deliver, [completion])
-
-        self.order(action)
-
-    def _take_out(self, request_id: str) -> Completion | None:
-        early = self._early.pop(request_id, None)
-        return self._engine.abort(request_id) if early is None else nothing_sampled(early)
-
-    def release(self, request_ids: Sequence[str]) -> asyncio.Future[list[Completion]]:
-        """What those that are still here have by now; they are here no more, and nobody was told."""
-
-        def action() -> list[Completion]:
-            found = (self._take_out(id_) for id_ in request_ids)
-            return [completion for completion in found if completion is not None]
-
-        return self.call(action)
-
-    def suspend(self) -> asyncio.Future[None]:
-        """Done once no step is running, nor will be before ``resume``."""
-        return self.call(lambda: self._set_serving(False))
-
-    def resume(self) -> asyncio.Future[None]:
-        """Raises ``NotServable`` for an engine without weights."""
-        return self.call(lambda: self._set_serving(True))
-
-    def _set_serving(self, serving: bool) -> None:
-        if serving and not self._has_weights:
-            raise NotServable("the engine has no weights: it cannot serve")
-        self._serving = serving
-
-    def load(self, version: int, tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> dict[str, str]:
-        """In the thread, through ``call``: take weights, return their digests. Raises ``NotServable`` unless the
-        engine is suspended, and what the engine raises."""
-        if self._serving:
-            raise NotServable(f"version {version} is for a suspended engine, and this one serves")
-        self._has_weights = False  # the old ones are gone once a load begins
-        digests = self._engine.load_weights(version, tensors())
-        self._has_weights = True
-        self._version = version
-        early, self._early = self._early, {}
-        for request in early.values():
-            self._add(request)
-        return digests
-
-    def _run(self) -> None:
-        try:
-            while self._turn():
-                pass
-        except BaseException as error:  # the process cannot go on without its engine: say so and let it end
-            self._post(self._failed, error)
-
-    def _turn(self) -> bool:
-        with self._wake:
-            busy = self._serving and self._engine.unfinished() > 0
-            if not self._orders and not busy and not self._stopping:
-                self.turns.idle()
-                self._wake.wait(IDLE_WAIT_S)
-            orders = list(self._orders)
-            self._orders.clear()
-        for action in orders:
-            action()
-        if self._stopping:
-            self._engine.close()
-            return False
-        unfinished = self._engine.unfinished()
-        steps = self._serving and unfinished > 0
-        self.meter.note(unfinished, stepping=steps)
-        if steps:
-            start = time.time()
-            completions = self._engine.step()
-            self.meter.note(self._engine.unfinished())
-            self._spans.busy("generate", start, time.time())
-            self.turns.ended(list(completions), nothing=not completions and not orders)
-        return True
-
-    async def stop(self, timeout_s: float) -> None:
-        """End the thread; a step that does not come back in time is left to die with the process."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        await asyncio.to_thread(self._thread.join, timeout_s)
 
 
 class StagingOvertaken(RuntimeError):
