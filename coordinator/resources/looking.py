@@ -40,9 +40,7 @@ class Looking(ABC):
                 described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
                 await self._look(described.engines)
             except BusError as error:
-                log.info(
-                    "%s: the engines were not looked at, or an order did not arrive: %s", type(self).__name__, error
-                )
+                log.info("%s: no look at the engines, or an order did not arrive: %s", type(self).__name__, error)
 
     @abstractmethod
     async def _look(self, engines: Sequence[EngineState]) -> None:

@@ -101,7 +101,7 @@ class World:
 
 @asynccontextmanager
 async def world(*, gpus: Gpus | None = None, load_every_s: float = LOAD_EVERY_S) -> AsyncIterator[World]:
-    """Whatever happens there, happens because of an order or of work that is there: the thread does not look by itself."""
+    """Whatever happens in it, happens because of an order or of work that is there."""
     with mock.patch("actors.proxy.engines.thread.IDLE_WAIT_S", 1_000.0):
         async with Node("n") as node:
             peer = Peer()
