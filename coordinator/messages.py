@@ -27,6 +27,11 @@ class Join(msgspec.Struct, frozen=True):
     pulse: str = ""  # where it can be told that the process is gone; see coordinator.pulse
     standby: int | None = None  # process id of the standby coordinator beside it, 0 for none; None: it cannot have one
 
+    @property
+    def came_as_spare(self) -> bool:
+        """Whatever roles it has been given since."""
+        return self.standby is not None
+
 
 class Welcome(msgspec.Struct, frozen=True):
     """What a node needs to take its roles."""

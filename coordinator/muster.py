@@ -5,7 +5,8 @@ Invariants:
 - whoever is there keeps its roles, unless its host is barred (quarantined) or somebody else has the role already;
 - every role has a holder, or there is an error that names it; what is missing goes to spares (nodes without a role),
   each role to the fittest by its hardware, and among equally fit ones to a spare that has been given one already, so
-  that what shared a host shares one again;
+  that what shared a host shares one again; where no such node is left, to one that came as a spare and has a role by
+  now: of a lost host the first role to be missed may have been given to it at once;
 - the same nodes give the same answer.
 
 ====================  ==================================================================
@@ -41,10 +42,13 @@ class Member(msgspec.Struct, frozen=True):
     host: str
     roles: tuple[Role, ...]
     affinity: AffinityMap
+    spare: bool = False  # came as one
 
 
 def member_of(join: Join) -> Member:
-    return Member(join.node.name, host_of(join.node), tuple(join.roles), decode(join.affinity))
+    return Member(
+        join.node.name, host_of(join.node), tuple(join.roles), decode(join.affinity), spare=join.came_as_spare
+    )
 
 
 def host_of(address: NodeAddress) -> str:
@@ -62,17 +66,19 @@ def muster(members: Sequence[Member], barred: Collection[str], job: Job) -> dict
             if role == "env" or role not in held:
                 given[member.node].append(role)
                 held.add(role)
-    spares = [member for member in able if not member.roles]
     for role in ROLES:
         if role not in held:
-            given[_spare_for(role, spares, given, job, members).node].append(role)
+            given[_spare_for(role, able, given, job, members).node].append(role)
     return given
 
 
 def _spare_for(
-    role: Role, spares: Sequence[Member], given: Mapping[str, Sequence[Role]], job: Job, members: Sequence[Member]
+    role: Role, able: Sequence[Member], given: Mapping[str, Sequence[Role]], job: Job, members: Sequence[Member]
 ) -> Member:
-    spare = fittest(role, spares, job, begun=[name for name, roles in given.items() if roles])
+    begun = [name for name, roles in given.items() if roles]
+    spare = fittest(role, [member for member in able if not member.roles], job, begun)
+    if spare is None:
+        spare = fittest(role, [member for member in able if member.spare], job, begun)
     if spare is None:
         there = ", ".join(f"{each.node} ({', '.join(each.roles) or 'spare'})" for each in members) or "nobody"
         raise NoHolder(f"no spare for the role {role}; there are {there}")

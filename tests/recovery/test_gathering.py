@@ -26,10 +26,10 @@ from hwprobe import AffinityMap, encode
 NO_GPU = AffinityMap(hosts=(), devices=(), pools=(), reference_ridge=0.0)
 
 
-def follows(name: str, *roles: Any) -> Following:
+def follows(name: str, *roles: Any, standby: int | None = None) -> Following:
     """A node that has announced nothing: what it has is still starting."""
     address = NodeAddress(name, f"tcp://{name}:1", f"tcp://{name}:2", 1)
-    return Following(Join(address, list(roles), 1, encode(NO_GPU)), [])
+    return Following(Join(address, list(roles), 1, encode(NO_GPU), standby=standby), [])
 
 
 HOLDERS = [follows(role, role) for role in ROLES]
@@ -42,6 +42,7 @@ HOLDERS = [follows(role, role) for role in ROLES]
         (HOLDERS, False, False),  # it waits for them
         (HOLDERS[1:], True, False),  # it ends, by name
         ([*HOLDERS[1:], follows("spare")], True, True),
+        ([*HOLDERS[1:], follows("spare", "env", standby=0)], True, True),  # given the env that was missed first
     ],
 )
 def test_a_run_begins_again_where_every_role_can_be_had_with_or_without_a_spare(

@@ -54,6 +54,18 @@ def test_whoever_is_there_keeps_its_roles_and_a_spare_takes_what_is_missing() ->
     }
 
 
+def test_a_spare_that_was_given_a_role_takes_what_else_its_lost_host_had() -> None:
+    """The host of weightsync, reward and an env was lost; its env was missed first, and given to the one spare."""
+    came = Member("s", "s", ("env",), CPU, spare=True)
+    members = [member("a", "proxy", "trainer"), member("e", "env"), came]
+    assert muster(members, (), JOB) == {"a": ["proxy", "trainer"], "e": ["env"], "s": ["env", "reward", "weightsync"]}
+
+
+def test_a_spare_without_a_role_comes_before_one_that_has_been_given_one() -> None:
+    members = [member("a", "trainer", "reward", "weightsync"), Member("s", "s", ("env",), CPU, spare=True), member("z")]
+    assert muster(members, (), JOB)["z"] == ["proxy"]
+
+
 def test_env_hosts_stay_several_and_any_other_role_has_one_holder() -> None:
     members = [member("a", "proxy", "env"), member("b", "proxy", "env", "reward", "trainer", "weightsync")]
     assert muster(members, (), JOB) == {"a": ["proxy", "env"], "b": ["env", "reward", "trainer", "weightsync"]}
