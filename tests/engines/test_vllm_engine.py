@@ -1,13 +1,16 @@
-"""What only vLLM does: prompts that do not fit into one step together, and preemption where the cache is full."""
+"""What only vLLM does: prompts that do not fit into one step together, preemption where the cache is full, and layers
+that keep nothing of their weights but what a library made of them."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -60,3 +63,28 @@ def test_requests_preempted_for_want_of_cache_come_back_with_the_right_logprobs(
     block_bytes = 32 * 2 * 2 * 2 * 32 * 4  # tokens x (keys, values) x layers x heads x size of a head x float32
     requests = [GenerateRequest(f"r{i}", f"t{i}", prompt(30, i), 90, seed=i) for i in range(6)]
     check(tmp_path, requests, kv_cache_bytes=9 * block_bytes)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["packed layers alone", "vLLM's own reload"])
+def test_a_version_that_comes_after_one_that_broke_off_is_computed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    if not own:
+        monkeypatch.setattr("actors.proxy.engines.vllm_worker.packed_layers", lambda model: None)
+    policy_dir = write_tiny_policy(tmp_path, tied=False)
+    reference = Reference(policy_dir, versions=(0, 1, 2))
+    tokens = prompt(20, 5)
+    engine = VllmEngine(policy_dir, max_sequences=2, max_model_len=127)
+    try:
+        engine.load_weights(0, reference.weights(0))
+        with pytest.raises(OSError, match="the connection is gone"):
+            engine.load_weights(1, breaking_off(reference.weights(1)))
+        engine.load_weights(2, reference.weights(2))
+        np.testing.assert_allclose(engine.score(tokens), reference.score(2, tokens), rtol=0, atol=1e-4)
+    finally:
+        engine.close()
+
+
+def breaking_off(weights: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from weights[: len(weights) // 2]
+    raise OSError("the connection is gone")

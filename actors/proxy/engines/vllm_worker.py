@@ -9,6 +9,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
+from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
+from vllm.platforms import current_platform
+
+KEEPING = (type(None), UnquantizedEmbeddingMethod)
+"""What leaves a layer's weights as they were loaded."""
 
 
 class WeightTaker:
@@ -18,8 +27,45 @@ class WeightTaker:
 
     def take_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Reload in place from Hugging Face names."""
-        self.model_runner.reload_weights(weights_iterator=tensors)
-        refresh_head(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        packed = packed_layers(model)
+        if packed is None:
+            self.model_runner.reload_weights(weights_iterator=tensors)
+        else:
+            reload_packed(model, packed, tensors)
+        refresh_head(model)
+
+
+def packed_layers(model: Any) -> list[Any] | None:
+    """The layers of which a CPU keeps only what oneDNN made of their weights; ``None`` where that is not all that
+    became of the weights as they were loaded."""
+    if not current_platform.is_cpu():
+        return None
+    packed = []
+    for layer in model.modules():
+        method = type(getattr(layer, "quant_method", None))
+        if method is UnquantizedLinearMethod:
+            packed.append(layer)
+        elif method not in KEEPING or _reshaped(layer):
+            return None
+    return packed
+
+
+def _reshaped(layer: Any) -> bool:
+    """Whether a tensor of this layer is no longer what weights are loaded into."""
+    parameters, buffers = get_layerwise_info(layer).restore_metadata
+    return any(getattr(layer, name).shape != told.shape for name, told in (parameters | buffers).items())
+
+
+def reload_packed(model: Any, packed: list[Any], tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """What vLLM's own reload comes to for such layers. That one passes every tensor through its loader twice, to count
+    what it fills, which takes a small policy twice as long."""
+    for layer in packed:
+        for name, told in get_layerwise_info(layer).restore_metadata[0].items():
+            layer.register_parameter(name, materialize_meta_tensor(restore_layer_refs(told, layer)))
+    model.load_weights(tensors)
+    for layer in packed:
+        layer.quant_method.process_weights_after_loading(layer)
 
 
 def refresh_head(model: Any) -> None:
