@@ -8,18 +8,11 @@
 Depends on psutil, msgspec and (where there are GPUs) nvidia-ml-py; on no other package of this project.
 """
 
-from hwprobe.affinity import (
-    AffinityMap,
-    Device,
-    MapTooLarge,
-    Pool,
-    Role,
-    build_affinity_map,
-    decode,
-    encode,
-)
+from hwprobe.affinity import AffinityMap, MapTooLarge, Pool, build_affinity_map, decode, encode
 from hwprobe.binding import HostShare, NumaBinding
-from hwprobe.hardware import Cpu, Finding, Gpu, Hardware, Memory, Nic, NumaNode
+from hwprobe.devices import Device, Role, TaskKind
+from hwprobe.gpu import Clocks, Ecc, Gpu, GpuPath, GpuProcess, GpuSlice, NicPath, PcieLink, Power, Rates
+from hwprobe.hardware import Cache, Cpu, Disk, Finding, Hardware, HugePages, Kernel, Memory, Nic, NumaNode
 from hwprobe.merging import merge
 from hwprobe.probing import probe
 from hwprobe.profile import CpuProfile, GpuProfile, ProfileError, ResourceProfile, load_profile
@@ -27,25 +20,39 @@ from hwprobe.roofline import Kind, Roofline
 
 __all__ = [
     "AffinityMap",
+    "Cache",
+    "Clocks",
     "Cpu",
     "CpuProfile",
     "Device",
+    "Disk",
+    "Ecc",
     "Finding",
     "Gpu",
+    "GpuPath",
+    "GpuProcess",
     "GpuProfile",
+    "GpuSlice",
     "Hardware",
     "HostShare",
+    "HugePages",
+    "Kernel",
     "Kind",
     "MapTooLarge",
     "Memory",
     "Nic",
+    "NicPath",
     "NumaBinding",
     "NumaNode",
+    "PcieLink",
     "Pool",
+    "Power",
     "ProfileError",
+    "Rates",
     "ResourceProfile",
     "Role",
     "Roofline",
+    "TaskKind",
     "build_affinity_map",
     "decode",
     "encode",

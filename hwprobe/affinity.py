@@ -1,81 +1,26 @@
 """Which device is good for what, and what lies near it: a pure function of what was found and what the user declares.
 
-Invariant: the same hardware and profile give the same map; every device that was found is in it, and one without
-roles has a finding that says why. A device's kind is relative to the GPUs of its pool, so a cluster's map is built from
-all its hosts at once; ``AffinityMap.of_host`` cuts out what one host publishes.
-
-========== =========================== ======================================
-kind       ridge point                 roles, best first
-========== =========================== ======================================
-compute    at or above the pool's      train, prefill, decode
-bandwidth  below it                    decode, prefill, train
-CPU        beside GPUs                 environment, reward
-CPU        in a pool without GPUs      environment, reward, decode, prefill, train
-========== =========================== ======================================
-
-No role is withheld from a GPU: a job must fall back to what there is rather than wait (RollArt, resource plane).
+Invariant: the same hardware and profile give the same map; every device that was found is in it (``hwprobe.devices``),
+and one without roles has a finding that says why. A device's kind is relative to the GPUs of its pool, so a cluster's
+map is built from all its hosts at once; ``AffinityMap.of_host`` cuts out what one host publishes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from hwprobe.binding import HostShare, bind_host
-from hwprobe.cpulist import format_cpulist, parse_cpulist
-from hwprobe.hardware import Finding, Gpu, Hardware, coalesce
+from hwprobe.devices import Device, cpu_device, gpu_devices, with_cpu_roles, with_kind, within_counts
+from hwprobe.hardware import Finding, Hardware, coalesce
 from hwprobe.profile import GpuProfile, ResourceProfile
-from hwprobe.roofline import (
-    GIB,
-    TERA,
-    Kind,
-    Roofline,
-    estimate_cpu,
-    hardware_class,
-    kind,
-    lookup,
-    lookup_class,
-    reference_ridge,
-)
+from hwprobe.roofline import Kind, kind, lookup_class, reference_ridge
 
-Role = Literal["train", "prefill", "decode", "environment", "reward"]
 MAX_ENCODED_BYTES = 64 * 1024  # what the metadata store takes as one value
 
-_GPU_ROLES: dict[Kind | None, tuple[Role, ...]] = {
-    "compute": ("train", "prefill", "decode"),
-    "bandwidth": ("decode", "prefill", "train"),
-    None: ("decode", "prefill", "train"),  # figures unknown: nothing to prefer it for
-}
-_CPU_ROLES: tuple[Role, ...] = ("environment", "reward")
-_CPU_ALONE_ROLES: tuple[Role, ...] = ("environment", "reward", "decode", "prefill", "train")
-
-
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that computes: a GPU, or all CPUs of a host that this process may use."""
-
-    host: str
-    id: str  # gpu3, cpu; unique within its host
-    name: str
-    hardware_class: str  # H800, H20, ..., CPU
-    kind: Kind | None  # None where the figures are unknown, and for CPUs beside GPUs
-    roles: tuple[Role, ...]  # best first; none where the profile leaves it out
-    peak_bf16_flops: float | None  # FLOP/s, dense
-    bandwidth: float | None  # bytes/s
-    memory_bytes: int  # what a job may use
-    numa_node: int | None = None
-    cpus: str  # CPUs near it that this process may use
-    nics: tuple[str, ...] = ()  # near and up, fastest first
-    peers: tuple[str, ...] = ()  # ids of GPUs on the same host that NVLink reaches
-    uuid: str | None = None
-
-    @property
-    def ridge(self) -> float | None:
-        """FLOP per byte at which compute and bandwidth limit alike."""
-        if self.peak_bf16_flops is None or self.bandwidth is None:
-            return None
-        return self.peak_bf16_flops / self.bandwidth
+CONDITIONS = ("throttled", "memory_pressure", "memory_full", "lost", "timed_out")
+"""Findings that come and go while the hardware is in use."""
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +53,50 @@ class AffinityMap(msgspec.Struct, frozen=True, kw_only=True):
     def cores(self) -> int:
         """CPUs that can be kept busy, over all hosts."""
         return sum(host.cores for host in self.hosts)
+
+    @property
+    def peer_groups(self) -> tuple[tuple[str, ...], ...]:
+        """host/id of GPUs that NVLink joins, directly or by way of others; those by themselves are in none."""
+        groups: list[list[str]] = []
+        placed: set[str] = set()
+        by_name = {f"{device.host}/{device.id}": device for device in self.devices}
+        for name, first in by_name.items():
+            if name in placed or not first.peers:
+                continue
+            group = [name]
+            placed.add(name)
+            for member in group:  # grows meanwhile
+                device = by_name[member]
+                reached = [f"{device.host}/{peer}" for peer in device.peers]
+                new = [other for other in reached if other in by_name and other not in placed]
+                placed.update(new)
+                group += new
+            groups.append([other for other in by_name if other in group])
+        return tuple(tuple(group) for group in groups if len(group) > 1)
+
+    def under(self, present: Sequence[Finding]) -> AffinityMap:
+        """This map of one host while these conditions hold (``hwprobe.watching``): they are its findings in place of
+        earlier ones of their kinds, and a GPU that is lost has no roles."""
+        lost = {subject for finding in present if finding.code == "lost" for subject in finding.subjects}
+        devices = [
+            msgspec.structs.replace(device, roles=()) if device.id.partition(".")[0] in lost else device
+            for device in self.devices
+        ]
+        usable = {f"{device.host}/{device.id}": device for device in devices if device.roles}
+        return msgspec.structs.replace(
+            self,
+            devices=tuple(devices),
+            pools=tuple(
+                _with_members(pool, [usable[name] for name in pool.devices if name in usable]) for pool in self.pools
+            ),
+            findings=coalesce([*(one for one in self.findings if not self._comes_and_goes(one)), *present]),
+        )
+
+    def _comes_and_goes(self, finding: Finding) -> bool:
+        """Whether it would be among the conditions if it held still: of a GPU that did not answer at the start nobody
+        looks again."""
+        known = {device.id.partition(".")[0] for device in self.devices}
+        return finding.code in CONDITIONS and known.union(("memory",)).issuperset(finding.subjects)
 
     def of_host(self, host: str) -> AffinityMap:
         """One host's devices with kinds and pools as in the whole; small enough to publish (``encode``)."""
@@ -158,14 +147,15 @@ def build_affinity_map(hardware: Hardware | Sequence[Hardware], profile: Resourc
     shares = _share_cores(hosts, profile, findings)
     for host, share in zip(hosts, shares, strict=True):
         local = list(host.findings)
-        devices += [_gpu_device(gpu, share, declared, local) for gpu in host.gpus]
+        for gpu in host.gpus:
+            devices += gpu_devices(gpu, share, declared, local)
         findings += local if len(hosts) == 1 else [_located(finding, host.host) for finding in local]
     devices = within_counts(devices, declared, findings)
     reference = reference_ridge(device.ridge for device in devices if device.ridge is not None and device.roles)
     devices = [with_kind(device, reference) for device in devices]
     alone = not any(device.roles for device in devices)
     for host, share in zip(hosts, shares, strict=True):
-        cpu = _cpu_device(host, share)
+        cpu = cpu_device(host, share)
         devices.append(with_cpu_roles(cpu, kind(cpu.ridge, reference) if alone and cpu.ridge is not None else None))
     return AffinityMap(
         hosts=tuple(shares),
@@ -203,120 +193,6 @@ def _share_cores(hosts: list[Hardware], profile: ResourceProfile, findings: list
     return [bind_host(host, grant, profile.cpu.numa, narrow=True) for host, grant in zip(hosts, grants, strict=True)]
 
 
-def _gpu_device(gpu: Gpu, share: HostShare, declared: dict[str, GpuProfile], findings: list[Finding]) -> Device:
-    subject = f"gpu{gpu.index}"
-    name = hardware_class(gpu.name)
-    figures = declared.get(name.upper(), GpuProfile())
-    table = lookup(gpu.name)
-    flops = table.peak_bf16_flops if table is not None else None
-    bandwidth = table.bandwidth if table is not None else None
-    if figures.bf16_tflops is not None:
-        flops = figures.bf16_tflops * TERA
-    if figures.bandwidth_tb_s is not None:
-        bandwidth = figures.bandwidth_tb_s * TERA
-    if flops is None or bandwidth is None:
-        detail = f"{gpu.name}: no peak and bandwidth in the built-in table, nor in the profile"
-        remedy = f"give bf16_tflops and bandwidth_tb_s under resource_profile.gpus.{name}"
-        findings.append(Finding("unknown_device", "warning", (subject,), detail, remedy))
-    return Device(
-        host=share.host,
-        id=subject,
-        name=gpu.name,
-        hardware_class=name,
-        kind=None,
-        roles=_GPU_ROLES[None],
-        peak_bf16_flops=flops,
-        bandwidth=bandwidth,
-        memory_bytes=_gpu_memory(subject, gpu, figures, table, findings),
-        numa_node=gpu.numa_node,
-        cpus=_near_cpus(subject, gpu, share, findings),
-        nics=share.nics_near(gpu.numa_node),
-        peers=tuple(f"gpu{peer}" for peer in gpu.nvlink_peers),
-        uuid=gpu.uuid,
-    )
-
-
-def _near_cpus(subject: str, gpu: Gpu, share: HostShare, findings: list[Finding]) -> str:
-    """CPUs of the share that are near the GPU by NVML, else by NUMA node; all of them where there is only one node,
-    where nothing is known, or (with a finding) where none of the near ones may be used."""
-    if len(share.numa) == 1 or (gpu.cpus is None and gpu.numa_node is None):
-        return share.cpus
-    usable = set(parse_cpulist(share.cpus))
-    by_node = next((binding.cpus for binding in share.numa if binding.node == gpu.numa_node), "")
-    near = usable & set(parse_cpulist(gpu.cpus or "")) or set(parse_cpulist(by_node))
-    if not near:
-        detail = "none of the CPUs near it may be used by this process; its engine will run on far ones"
-        findings.append(Finding("far_cores", "warning", (subject,), detail, "widen the cpuset or the affinity mask"))
-    return format_cpulist(near or usable)
-
-
-def _gpu_memory(subject: str, gpu: Gpu, figures: GpuProfile, table: Roofline | None, findings: list[Finding]) -> int:
-    """What a job may use: what the profile says, but never more than there is."""
-    nominal = table.memory_bytes if table is not None else 0
-    found = gpu.memory_bytes if gpu.memory_bytes is not None else nominal
-    if figures.mem_per_gpu is None:
-        return found
-    wanted = int(figures.mem_per_gpu * GIB)
-    if found and wanted > max(found, nominal):  # 80 for an H800 is its nominal size, of which the driver shows 79.6
-        detail = f"the profile declares {figures.mem_per_gpu:g} GiB a GPU, found {found / GIB:.1f}"
-        findings.append(Finding("smaller_than_profile", "warning", (subject,), detail, "lower mem_per_gpu"))
-    return min(found, wanted) if found else wanted
-
-
-def within_counts(devices: list[Device], declared: dict[str, GpuProfile], findings: list[Finding]) -> list[Device]:
-    """Take the roles from devices beyond the profile's count; say where there are fewer."""
-    seen: dict[str, int] = {}
-    result = []
-    for device in devices:
-        key = device.hardware_class.upper()
-        seen[key] = seen.get(key, 0) + 1
-        count = declared[key].count if key in declared else None
-        if count is not None and seen[key] > count:
-            detail = f"the profile lets a job use {count} {device.hardware_class}; this one is left out"
-            findings.append(Finding("beyond_profile", "info", (f"{device.host}/{device.id}",), detail))
-            result.append(msgspec.structs.replace(device, roles=()))
-        else:
-            result.append(device)
-    for key, figures in declared.items():
-        if figures.count is not None and seen.get(key, 0) < figures.count:
-            detail = f"the profile declares {figures.count}, found {seen.get(key, 0)}"
-            findings.append(Finding("fewer_than_profile", "warning", (key,), detail))
-    return result
-
-
-def with_kind(device: Device, reference: float) -> Device:
-    if device.ridge is None:
-        return device
-    own = kind(device.ridge, reference)
-    return msgspec.structs.replace(device, kind=own, roles=_GPU_ROLES[own] if device.roles else ())
-
-
-def _cpu_device(host: Hardware, share: HostShare) -> Device:
-    usable = msgspec.structs.replace(host.cpu, usable=share.cores)
-    roofline = estimate_cpu(usable, share.memory_bytes)
-    return Device(
-        host=host.host,
-        id="cpu",
-        name=host.cpu.model,
-        hardware_class="CPU",
-        kind=None,
-        roles=_CPU_ROLES if share.cores else (),
-        peak_bf16_flops=roofline.peak_bf16_flops,
-        bandwidth=roofline.bandwidth,
-        memory_bytes=roofline.memory_bytes,
-        numa_node=share.numa[0].node if len(share.numa) == 1 else None,
-        cpus=share.cpus,
-        nics=share.nics_near(None),
-    )
-
-
-def with_cpu_roles(device: Device, kind_alone: Kind | None) -> Device:
-    """Beside GPUs the CPUs keep their two roles and no kind; alone they do everything."""
-    if kind_alone is None:
-        return device
-    return msgspec.structs.replace(device, kind=kind_alone, roles=_CPU_ALONE_ROLES if device.roles else ())
-
-
 def pools(devices: list[Device], declared: dict[str, GpuProfile], reference: float) -> tuple[Pool, ...]:
     """One pool a class; a class that is only declared has an empty one, so that a planner can name it."""
     by_class: dict[str, list[Device]] = {}
@@ -333,14 +209,24 @@ def pools(devices: list[Device], declared: dict[str, GpuProfile], reference: flo
 
 
 def _pool(name: str, members: list[Device], figures: GpuProfile, reference: float) -> Pool:
+    table = lookup_class(name)
+    return _with_members(
+        Pool(
+            hardware_class=name,
+            kind=members[0].kind if members else (kind(table.ridge, reference) if table is not None else None),
+            devices=(),
+            declared=figures.count,
+        ),
+        members,
+    )
+
+
+def _with_members(pool: Pool, members: list[Device]) -> Pool:
     flops = [device.peak_bf16_flops for device in members if device.peak_bf16_flops is not None]
     bandwidth = [device.bandwidth for device in members if device.bandwidth is not None]
-    table = lookup_class(name)
-    return Pool(
-        hardware_class=name,
-        kind=members[0].kind if members else (kind(table.ridge, reference) if table is not None else None),
+    return msgspec.structs.replace(
+        pool,
         devices=tuple(f"{device.host}/{device.id}" for device in members),
-        declared=figures.count,
         memory_bytes=sum(device.memory_bytes for device in members),
         peak_bf16_flops=sum(flops) if members and len(flops) == len(members) else None,
         bandwidth=sum(bandwidth) if members and len(bandwidth) == len(members) else None,

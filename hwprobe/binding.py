@@ -58,7 +58,7 @@ def bind_host(hardware: Hardware, cores: int, policy: NumaPolicy, *, narrow: boo
             node=node.node,
             cpus=format_cpulist(nodes[node.node]),
             memory_bytes=node.memory_bytes,
-            devices=tuple(f"gpu{gpu.index}" for gpu in hardware.gpus if gpu.numa_node == node.node),
+            devices=tuple(name for gpu in hardware.gpus if gpu.numa_node == node.node for name in gpu.devices),
             nics=_fastest_first(
                 tuple(nic for nic in hardware.nics if nic.numa_node == node.node or (one and nic.numa_node is None))
             ),
@@ -93,7 +93,7 @@ def _merged(bindings: tuple[NumaBinding, ...], nodes: dict[int, list[int]], hard
         node=bindings[0].node,
         cpus=format_cpulist(chain.from_iterable(nodes.values())),
         memory_bytes=sum(sizes) if len(sizes) == len(bindings) else None,
-        devices=tuple(f"gpu{gpu.index}" for gpu in hardware.gpus),
+        devices=tuple(name for gpu in hardware.gpus for name in gpu.devices),
         nics=_fastest_first(hardware.nics),
     )
 

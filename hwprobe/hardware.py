@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from hwprobe.gpu import Gpu, Rates
+
 CgroupVersion = Literal["v1", "v2", "hybrid", "none"]
 Severity = Literal["info", "warning", "error"]
 FindingCode = Literal[
@@ -26,6 +28,14 @@ FindingCode = Literal[
     "failed",  # a query failed for another reason
     "hidden",  # present, but excluded by CUDA_VISIBLE_DEVICES
     "mig_enabled",  # split into slices: figures of the whole device do not hold for one slice
+    "throttled",  # its clocks are held down by heat or by the power supply
+    "memory_errors",  # errors that ECC could not correct, or rows that wait to be replaced
+    "narrow_link",  # a PCIe link of fewer lanes than there are
+    "links_missing",  # fewer NVLinks than others of its kind
+    "slower_than_claimed",  # measured far below its figures
+    "not_measured",  # a measurement that was asked for could not be made
+    "memory_pressure",  # processes wait for memory
+    "memory_full",  # the control group is near its limit
     "numa_unknown",  # no NUMA information
     "unreadable",  # a file that should be readable was not
     "nics_omitted",  # more interfaces than are reported
@@ -48,21 +58,6 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""  # what to do, where there is something to do
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU that answers. ``index`` is NVML's (PCI order), which holes of lost or hidden GPUs do not shift."""
-
-    index: int
-    name: str
-    uuid: str | None = None
-    memory_bytes: int | None = None
-    pci_bus_id: str | None = None  # as in sysfs: 0000:18:00.0
-    numa_node: int | None = None
-    cpus: str | None = None  # CPUs near it, before what this process may use
-    nvlinks: int = 0  # active links
-    nvlink_peers: tuple[int, ...] = ()  # indices of GPUs reached by NVLink, directly or through a switch
-    mig: bool | None = None
-
-
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     """The processor, and this process's share of it."""
 
@@ -75,6 +70,8 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     usable: int  # CPUs that this process can keep busy: allowed and within the quota, at least 1
     max_hz: float | None = None
     isa: Literal["amx_bf16", "avx512", "avx2", "other"] = "other"  # widest instructions that matter for matrices
+    caches: tuple[Cache, ...] = ()  # of the allowed CPUs
+    measured: Rates | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +81,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int | None = None  # the cgroup's; None is no limit below the total
     usable_bytes: int  # the smaller of the two
     host_available_bytes: int  # not in use on the host when it was probed
+    huge_pages: tuple[HugePages, ...] = ()
+    transparent_huge_pages: str | None = None  # always, madvise, never
 
 
 class NumaNode(msgspec.Struct, frozen=True):
@@ -102,6 +101,53 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None
     speed_mbps: int | None = None
     numa_node: int | None = None
+    driver: str | None = None
+    pci_bus_id: str | None = None  # of its device, or of what is above that
+    rdma: tuple[str, ...] = ()  # devices for remote direct memory access: mlx5_0
+    rx_queues: int = 0
+    tx_queues: int = 0
+
+
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """All caches of one level, kind and size."""
+
+    level: int
+    kind: str  # data, instruction, unified
+    size_bytes: int  # of one
+    shared_by: int  # CPUs that share one
+    count: int
+
+
+class HugePages(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one size, as reserved on the host."""
+
+    size_bytes: int
+    total: int
+    free: int
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk with a device behind it."""
+
+    name: str
+    size_bytes: int
+    rotational: bool | None = None  # as the kernel takes it: virtual ones are often called so
+    model: str | None = None
+    numa_node: int | None = None
+    mounts: tuple[str, ...] = ()
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel lets this process do."""
+
+    release: str | None = None
+    controllers: tuple[str, ...] = ()  # of control groups: cpu, memory, or memory(v1) where a v1 hierarchy has it
+    bpf: bool = False  # programs may be loaded
+    btf: bool = False  # the kernel describes its types, which portable programs need
+    tracefs: bool = False  # mounted
+    perf: bool = False  # the whole host's performance counters may be read
+    namespaces: tuple[str, ...] = ()
+    user_namespaces: int | None = None  # that may be made
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +159,10 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     numa: tuple[NumaNode, ...]  # never empty
     nics: tuple[Nic, ...] = ()
     gpus: tuple[Gpu, ...] = ()
+    disks: tuple[Disk, ...] = ()
     driver: str | None = None  # version of the NVIDIA driver
     cgroup: CgroupVersion = "none"
+    kernel: Kernel = Kernel()
     findings: tuple[Finding, ...] = ()
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hwprobe.affinity import AffinityMap, Device, pools, with_cpu_roles, with_kind, within_counts
+from hwprobe.affinity import AffinityMap, pools
 from hwprobe.binding import HostShare
+from hwprobe.devices import Device, with_cpu_roles, with_kind, within_counts
 from hwprobe.hardware import Finding, coalesce
 from hwprobe.profile import GpuProfile, ResourceProfile
 from hwprobe.roofline import GIB, TERA, kind, reference_ridge

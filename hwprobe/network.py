@@ -1,4 +1,4 @@
-"""Network interfaces: name, state, speed, MTU and NUMA node.
+"""Network interfaces: name, state, speed, MTU, NUMA node, driver, queues, and devices for RDMA.
 
 Invariant: loopback is never reported; a speed that the kernel does not know is ``None``, not 0 or -1. At most
 ``MAX_NICS`` are kept, those with a device first: a Kubernetes host has hundreds of virtual ones.
@@ -6,6 +6,7 @@ Invariant: loopback is never reported; a speed that the kernel does not know is 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from hwprobe.hardware import Finding, Nic
@@ -14,6 +15,7 @@ from hwprobe.sysfs import entries, read_int, read_numa_node, read_text
 
 MAX_NICS = 64
 ARPHRD_LOOPBACK = 772  # linux/if_arp.h
+PCI_FUNCTION = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def read_nics(sysfs: Path, findings: list[Finding]) -> tuple[Nic, ...]:
@@ -42,10 +44,12 @@ def _is_interface(path: Path) -> bool:
 def _read_nic(path: Path) -> Nic:
     device = path / "device"
     speed = read_int(path / "speed")
-    numa_node = None
+    numa_node, bus_id = None, None
     if device.exists():
         real = device.resolve()  # a virtio interface has no node of its own; the PCI function above it has
         numa_node = next((node for place in (real, real.parent) if (node := read_numa_node(place)) is not None), None)
+        bus_id = next((place.name for place in (real, real.parent) if PCI_FUNCTION.fullmatch(place.name)), None)
+    queues = [queue.name.partition("-")[0] for queue in entries(path / "queues")]
     return Nic(
         name=path.name,
         up=read_text(path / "operstate") in ("up", "unknown"),  # drivers without carrier detection say "unknown"
@@ -53,4 +57,9 @@ def _read_nic(path: Path) -> Nic:
         mtu=read_int(path / "mtu"),
         speed_mbps=speed if speed is not None and speed > 0 else None,
         numa_node=numa_node,
+        driver=(device / "driver").resolve().name if (device / "driver").exists() else None,
+        pci_bus_id=bus_id,
+        rdma=tuple(one.name for one in entries(device / "infiniband")),
+        rx_queues=queues.count("rx"),
+        tx_queues=queues.count("tx"),
     )

@@ -15,11 +15,16 @@ import msgspec
 
 from hwprobe.cgroup import read_limits
 from hwprobe.cpulist import parse_cpulist
-from hwprobe.hardware import Finding, Gpu, Hardware, NumaNode, coalesce
+from hwprobe.disks import read_disks
+from hwprobe.gpu import Gpu, NicPath
+from hwprobe.hardware import Finding, Hardware, Nic, NumaNode, coalesce
 from hwprobe.host import HostFacts, read_host
+from hwprobe.kernel import read_kernel
 from hwprobe.network import read_nics
-from hwprobe.nvml import read_gpus
+from hwprobe.nvml import QUERY_TIMEOUT_S, read_gpus
+from hwprobe.pcie import ORDER, distance
 from hwprobe.processor import read_cpu, read_memory, read_numa
+from hwprobe.symptoms import gpu_findings
 from hwprobe.sysfs import entries, read_numa_node, read_text
 from hwprobe.visible import visible
 
@@ -36,41 +41,44 @@ def probe(
     host: HostFacts | None = None,
     name: str | None = None,
     nvml_timeout_s: float = 10.0,
+    query_timeout_s: float = QUERY_TIMEOUT_S,
 ) -> Hardware:
     """What this process finds on its host.
 
     ``cgroup`` is where control groups are mounted (default ``sysfs/fs/cgroup``), ``environ`` is asked for
     CUDA_VISIBLE_DEVICES, ``host`` replaces what psutil says, ``name`` the host's name. NVML is waited for
-    ``nvml_timeout_s`` at most: without persistence mode the driver alone may take seconds to start; everything else
-    takes milliseconds.
+    ``nvml_timeout_s`` at most: without persistence mode the driver alone may take seconds to start, and to wake up its
+    GPUs; a query that hangs after that costs ``query_timeout_s``. Everything else takes milliseconds.
     """
     findings: list[Finding] = []
     host = host if host is not None else read_host()
-    limits = read_limits(cgroup if cgroup is not None else sysfs / "fs" / "cgroup", proc)
+    cgroup = cgroup if cgroup is not None else sysfs / "fs" / "cgroup"
+    limits = read_limits(cgroup, proc)
     cpu = read_cpu(sysfs, proc, host, limits)
     numa = read_numa(sysfs, cpu, host, findings)
     nics = read_nics(sysfs, findings)
-    driver, gpus, gpu_findings = read_gpus(nvml_timeout_s)
-    findings += _explain_no_driver(sysfs, gpu_findings)
+    driver, gpus, told = read_gpus(nvml_timeout_s, query_timeout_s)
+    findings += _explain_no_driver(sysfs, told)
     environ = os.environ if environ is None else environ
     gpus = _visible(gpus, environ.get("CUDA_VISIBLE_DEVICES"), findings)
-    gpus = tuple(msgspec.structs.replace(gpu, numa_node=_numa_of(gpu, sysfs, numa)) for gpu in gpus)
-    for gpu in gpus:
-        if gpu.mig:
-            detail = "MIG is on: figures of the whole device do not hold for one of its slices"
-            findings.append(Finding("mig_enabled", "warning", (f"gpu{gpu.index}",), detail, "nvidia-smi -mig 0"))
-        if gpu.numa_node is None and len(numa) > 1:
-            detail = "neither the PCI bus nor NVML says which NUMA node is near it"
-            findings.append(Finding("numa_unknown", "info", (f"gpu{gpu.index}",), detail))
+    gpus = tuple(
+        msgspec.structs.replace(
+            gpu, numa_node=_numa_of(gpu, sysfs, numa), nic_paths=_nics_by_distance(gpu, nics, sysfs)
+        )
+        for gpu in gpus
+    )
+    findings += gpu_findings(gpus, numa)
     return Hardware(
         host=name or socket.gethostname(),
         cpu=cpu,
-        memory=read_memory(host, limits),
+        memory=read_memory(sysfs, host, limits),
         numa=numa,
         nics=nics,
         gpus=gpus,
+        disks=read_disks(sysfs, proc),
         driver=driver,
         cgroup=limits.version,
+        kernel=read_kernel(sysfs, proc, cgroup),
         findings=coalesce(findings),
     )
 
@@ -96,18 +104,46 @@ def _explain_no_driver(sysfs: Path, findings: list[Finding]) -> list[Finding]:
 
 
 def _visible(gpus: tuple[Gpu, ...], wanted: str | None, findings: list[Finding]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA programs of this environment see, in NVML's order; the others are a finding."""
+    """The GPUs that CUDA programs of this environment see, in NVML's order; the others are a finding. One that is split
+    is seen as a whole, or by those of its slices that are named."""
     if wanted is None or not gpus:
         return gpus
-    indices = set(visible(wanted, {gpu.index: gpu.uuid for gpu in gpus}))
+    uuids: dict[int | str, str | None] = {gpu.index: gpu.uuid for gpu in gpus}
+    for gpu in gpus:
+        uuids |= {name: one.uuid for name, one in zip(gpu.devices, gpu.slices, strict=False)}
+    seen = set(visible(wanted, uuids))
+    kept = []
+    for gpu in gpus:
+        slices = tuple(one for name, one in zip(gpu.devices, gpu.slices, strict=False) if name in seen)
+        if gpu.index in seen:
+            kept.append(gpu)
+        elif slices:
+            kept.append(msgspec.structs.replace(gpu, slices=slices))
+    indices = {gpu.index for gpu in kept}
     hidden = tuple(f"gpu{gpu.index}" for gpu in gpus if gpu.index not in indices)
     if hidden:
         findings.append(Finding("hidden", "info", hidden, f"excluded by CUDA_VISIBLE_DEVICES={wanted[:200]}"))
-    kept = tuple(gpu for gpu in gpus if gpu.index in indices)
     return tuple(
-        msgspec.structs.replace(gpu, nvlink_peers=tuple(peer for peer in gpu.nvlink_peers if peer in indices))
+        msgspec.structs.replace(
+            gpu,
+            nvlink_peers=tuple(peer for peer in gpu.nvlink_peers if peer in indices),
+            paths=tuple(path for path in gpu.paths if path.peer in indices),
+        )
         for gpu in kept
     )
+
+
+def _nics_by_distance(gpu: Gpu, nics: tuple[Nic, ...], sysfs: Path) -> tuple[NicPath, ...]:
+    """Nearest first, as far as the PCI tree tells."""
+    bus_id = gpu.pci_bus_id
+    if bus_id is None:
+        return ()
+    found = [
+        NicPath(nic.name, level)
+        for nic in nics
+        if nic.pci_bus_id is not None and (level := distance(sysfs, bus_id, nic.pci_bus_id)) is not None
+    ]
+    return tuple(sorted(found, key=lambda path: ORDER.index(path.level)))
 
 
 def _numa_of(gpu: Gpu, sysfs: Path, numa: tuple[NumaNode, ...]) -> int | None:

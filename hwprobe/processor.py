@@ -14,6 +14,7 @@ from hwprobe.cgroup import Limits
 from hwprobe.cpulist import format_cpulist, parse_cpulist
 from hwprobe.hardware import Cpu, Finding, Memory, NumaNode
 from hwprobe.host import HostFacts
+from hwprobe.memories import read_caches, read_huge_pages, read_transparent
 from hwprobe.sysfs import entries, read_int, read_text
 
 Isa = Literal["amx_bf16", "avx512", "avx2", "other"]
@@ -40,10 +41,11 @@ def read_cpu(sysfs: Path, proc: Path, host: HostFacts, limits: Limits) -> Cpu:
         usable=len(allowed) if limits.cpus is None else max(1, min(len(allowed), int(limits.cpus))),
         max_hz=khz * 1e3 if khz else None,
         isa=isa,
+        caches=read_caches(sysfs, allowed),
     )
 
 
-def read_memory(host: HostFacts, limits: Limits) -> Memory:
+def read_memory(sysfs: Path, host: HostFacts, limits: Limits) -> Memory:
     """Main memory; a limit at or above what the host has is no limit."""
     limit = limits.memory_bytes
     if limit is not None and limit >= host.memory_total:
@@ -53,6 +55,8 @@ def read_memory(host: HostFacts, limits: Limits) -> Memory:
         limit_bytes=limit,
         usable_bytes=host.memory_total if limit is None else limit,
         host_available_bytes=host.memory_available,
+        huge_pages=read_huge_pages(sysfs),
+        transparent_huge_pages=read_transparent(sysfs),
     )
 
 

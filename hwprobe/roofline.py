@@ -1,4 +1,4 @@
-"""What a device can do at best: dense bf16 FLOP/s, memory bandwidth, memory; by name, from data sheets.
+"""What a device can do at best: dense FLOP/s by data type, memory bandwidth, memory; by name, from data sheets.
 
 Invariant: every row names its source, figures are dense (data sheets print them with 2:4 sparsity, twice as high), and
 a name that is not known gives ``None``, never the figures of a neighbour (an RTX 4090 Laptop is not an RTX 4090).
@@ -21,26 +21,36 @@ from hwprobe.hardware import Cpu
 GIB = 1 << 30
 TERA = 1e12
 Kind = Literal["compute", "bandwidth"]  # what a device is better at than others of its pool
+Dtype = Literal["fp32", "bf16", "fp8"]
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     """One device's limits."""
 
     hardware_class: str
-    peak_bf16_flops: float  # FLOP/s, dense
+    peak_bf16_flops: float  # FLOP/s, dense; fp16 has the same
+    peak_fp32_flops: float  # FLOP/s, without tensor cores
+    peak_fp8_flops: float | None = None  # FLOP/s, dense; None where the device has no such unit
     bandwidth: float  # bytes/s of device memory
     memory_bytes: int  # nominal; what the driver reports is up to 6% less
     nvlink_bandwidth: float = 0.0  # bytes/s, both directions together
     source: str
     estimated: bool = False  # derived, not a published figure
 
+    def peak(self, dtype: Dtype) -> float | None:
+        """FLOP/s, dense; None where the device has no unit for it."""
+        return {"fp32": self.peak_fp32_flops, "bf16": self.peak_bf16_flops, "fp8": self.peak_fp8_flops}[dtype]
+
     @property
     def ridge(self) -> float:
-        """FLOP per byte at which compute and bandwidth limit alike."""
+        """FLOP per byte at which compute and bandwidth limit alike, in bf16."""
         return self.peak_bf16_flops / self.bandwidth
 
 
-_ROLLART = "RollArt, arXiv 2512.22560, table of evaluated GPUs"
+_ROLLART = "RollArt, arXiv 2512.22560, table of evaluated GPUs; fp32 and fp8: NVIDIA H100 data sheet (SXM)"
+_H20 = (
+    "RollArt, arXiv 2512.22560, table of evaluated GPUs; fp32 and fp8: NVIDIA H20 product brief, as quoted by vendors"
+)
 _H100 = "NVIDIA H100 data sheet"
 _H200 = "NVIDIA H200 data sheet"
 _A100 = "NVIDIA A100 data sheet"
@@ -48,41 +58,43 @@ _H800_PCIE = "NVIDIA H800 PCIe product brief (an H100 PCIe with less NVLink)"
 _H20_141 = "NVIDIA H20 (141 GB) product brief, as quoted by vendors"
 _L20 = "NVIDIA L20 product brief, as quoted by vendors"
 _B200 = "NVIDIA HGX B200 data sheet (1000 W)"
-_ADA = "NVIDIA Ada architecture whitepaper, appendix A (bf16 with float32 accumulate)"
+_ADA = "NVIDIA Ada architecture whitepaper, appendix A (with float32 accumulate)"
 
-# Pattern in NVML's device name, class, dense bf16 TFLOP/s, TB/s, GiB, NVLink GB/s (both ways), source. The first match
-# counts, so variants precede the plain name.
-_ROWS: tuple[tuple[str, str, float, float, int, float, str], ...] = (
-    (r"\bH20-3e\b", "H20", 148, 4.8, 141, 900, _H20_141),
-    (r"\bH20\b", "H20", 148, 4.0, 96, 900, _ROLLART),
-    (r"\bH800 PCIe\b", "H800", 756, 2.0, 80, 400, _H800_PCIE),
-    (r"\bH800\b(?! NVL)", "H800", 989.5, 3.35, 80, 400, _ROLLART),
-    (r"\bH100 PCIe\b", "H100", 756, 2.0, 80, 600, _H100 + " (PCIe)"),
-    (r"\bH100 NVL\b", "H100", 835.5, 3.9, 94, 600, _H100 + " (NVL)"),
-    (r"\bH100\b", "H100", 989.5, 3.35, 80, 900, _H100 + " (SXM)"),
-    (r"\bH200 NVL\b", "H200", 835.5, 4.8, 141, 900, _H200 + " (NVL)"),
-    (r"\bH200\b", "H200", 989.5, 4.8, 141, 900, _H200 + " (SXM)"),
-    (r"\bA100-(SXM4|PCIE)-40GB\b", "A100", 312, 1.555, 40, 600, _A100 + " (40 GB)"),
-    (r"\bA100 80GB PCIe\b", "A100", 312, 1.935, 80, 600, _A100 + " (PCIe 80 GB)"),
-    (r"\bA100\b", "A100", 312, 2.039, 80, 600, _A100 + " (SXM 80 GB)"),
-    (r"\bB200\b", "B200", 2250, 8.0, 180, 1800, _B200),
-    (r"\bL40S\b", "L40S", 362.05, 0.864, 48, 0, "NVIDIA L40S data sheet"),
-    (r"\bL20\b", "L20", 119.5, 0.864, 48, 0, _L20),
-    (r"\bRTX 4090$", "RTX4090", 165.2, 1.008, 24, 0, _ADA),
+# Pattern in NVML's device name, class, dense TFLOP/s in bf16, fp32 and fp8 (0: none), TB/s, GiB, NVLink GB/s (both
+# ways), source. The first match counts, so variants precede the plain name.
+_ROWS: tuple[tuple[str, str, float, float, float, float, int, float, str], ...] = (
+    (r"\bH20-3e\b", "H20", 148, 44, 296, 4.8, 141, 900, _H20_141),
+    (r"\bH20\b", "H20", 148, 44, 296, 4.0, 96, 900, _H20),
+    (r"\bH800 PCIe\b", "H800", 756, 51, 1513, 2.0, 80, 400, _H800_PCIE),
+    (r"\bH800\b(?! NVL)", "H800", 989.5, 67, 1979, 3.35, 80, 400, _ROLLART),
+    (r"\bH100 PCIe\b", "H100", 756, 51, 1513, 2.0, 80, 600, _H100 + " (PCIe)"),
+    (r"\bH100 NVL\b", "H100", 835.5, 60, 1671, 3.9, 94, 600, _H100 + " (NVL)"),
+    (r"\bH100\b", "H100", 989.5, 67, 1979, 3.35, 80, 900, _H100 + " (SXM)"),
+    (r"\bH200 NVL\b", "H200", 835.5, 60, 1671, 4.8, 141, 900, _H200 + " (NVL)"),
+    (r"\bH200\b", "H200", 989.5, 67, 1979, 4.8, 141, 900, _H200 + " (SXM)"),
+    (r"\bA100-(SXM4|PCIE)-40GB\b", "A100", 312, 19.5, 0, 1.555, 40, 600, _A100 + " (40 GB)"),
+    (r"\bA100 80GB PCIe\b", "A100", 312, 19.5, 0, 1.935, 80, 600, _A100 + " (PCIe 80 GB)"),
+    (r"\bA100\b", "A100", 312, 19.5, 0, 2.039, 80, 600, _A100 + " (SXM 80 GB)"),
+    (r"\bB200\b", "B200", 2250, 75, 4500, 8.0, 180, 1800, _B200),
+    (r"\bL40S\b", "L40S", 362.05, 91.6, 733, 0.864, 48, 0, "NVIDIA L40S data sheet"),
+    (r"\bL20\b", "L20", 119.5, 59.8, 239, 0.864, 48, 0, _L20),
+    (r"\bRTX 4090$", "RTX4090", 165.2, 82.6, 330.3, 1.008, 24, 0, _ADA),
 )
 TABLE: tuple[tuple[re.Pattern[str], Roofline], ...] = tuple(
     (
         re.compile(pattern),
         Roofline(
             hardware_class=name,
-            peak_bf16_flops=tflops * TERA,
+            peak_bf16_flops=bf16 * TERA,
+            peak_fp32_flops=fp32 * TERA,
+            peak_fp8_flops=fp8 * TERA or None,
             bandwidth=terabytes * TERA,
             memory_bytes=gib * GIB,
             nvlink_bandwidth=nvlink * 1e9,
             source=source,
         ),
     )
-    for pattern, name, tflops, terabytes, gib, nvlink, source in _ROWS
+    for pattern, name, bf16, fp32, fp8, terabytes, gib, nvlink, source in _ROWS
 )
 
 # One pool of a single class has no neighbour to be compared with: the paper's pair decides, between H20 (37 FLOP/byte)
@@ -127,6 +139,7 @@ def estimate_cpu(cpu: Cpu, memory_bytes: int) -> Roofline:
     return Roofline(
         hardware_class="CPU",
         peak_bf16_flops=cores * hz * _FLOP_PER_CYCLE[cpu.isa],
+        peak_fp32_flops=cores * hz * _FLOP_PER_CYCLE["avx512" if cpu.isa == "amx_bf16" else cpu.isa],
         bandwidth=min(cores * _CORE_BANDWIDTH, cpu.sockets * _SOCKET_BANDWIDTH[cpu.isa]),
         memory_bytes=memory_bytes,
         source="estimate from cores, clock and instruction set",

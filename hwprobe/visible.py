@@ -7,22 +7,26 @@ matches nothing; indices are taken in PCI order, which is NVML's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
+
+K = TypeVar("K", bound=int | str)
 
 
-def visible(wanted: str | None, uuids: Mapping[int, str | None]) -> list[int]:
-    """Indices in the order of ``wanted`` (CUDA_VISIBLE_DEVICES; None: all), of the GPUs with these UUIDs."""
+def visible(wanted: str | None, uuids: Mapping[K, str | None]) -> list[K]:
+    """Keys in the order of ``wanted`` (CUDA_VISIBLE_DEVICES; None: all), of the devices with these UUIDs. GPUs have
+    their index as key; MIG slices, which have no index in CUDA, a name."""
     if wanted is None:
         return list(uuids)
-    seen: list[int] = []
+    seen: list[K] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        match = next((index for index, uuid in uuids.items() if _names(entry, index, uuid)), None)
+        match = next((key for key, uuid in uuids.items() if _names(entry, key, uuid)), None)
         if match is None:
             break
         seen.append(match)
     return seen
 
 
-def _names(entry: str, index: int, uuid: str | None) -> bool:
+def _names(entry: str, key: int | str, uuid: str | None) -> bool:
     if entry.isdecimal():
-        return int(entry) == index
-    return entry.startswith("GPU-") and (uuid or "").startswith(entry)
+        return isinstance(key, int) and int(entry) == key
+    return entry.startswith(("GPU-", "MIG-")) and (uuid or "").startswith(entry)

@@ -19,6 +19,7 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 ROOT = Path(__file__).resolve().parents[2]
 
 CHILD = """
+import time
 import sys
 from pathlib import Path
 import msgspec
@@ -27,15 +28,18 @@ from hwprobe import ResourceProfile, build_affinity_map, probe
 from hwprobe.host import HostFacts
 
 order = msgspec.json.decode(sys.stdin.buffer.read())
+begun = time.monotonic()
 hardware = probe(
     Path(order["sysfs"]),
     proc=Path(order["proc"]),
     host=msgspec.convert(order["facts"], HostFacts),
     name="node-a",
     nvml_timeout_s=order["nvml_timeout_s"],
+    query_timeout_s=order["query_timeout_s"],
 )
+seconds = time.monotonic() - begun
 affinity = build_affinity_map(hardware, msgspec.convert(order["profile"], ResourceProfile))
-sys.stdout.buffer.write(msgspec.json.encode({"hardware": hardware, "affinity": affinity}))
+sys.stdout.buffer.write(msgspec.json.encode({"hardware": hardware, "affinity": affinity, "seconds": seconds}))
 """
 
 
@@ -44,6 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     hardware: Hardware
     affinity: AffinityMap
+    seconds: float  # that probing took
 
 
 ProbeWithFake = Callable[..., Answer]
@@ -69,6 +74,7 @@ def probe_with_fake(fake_nvml: Path) -> ProbeWithFake:
         profile: ResourceProfile | None = None,
         visible: str | None = None,
         nvml_timeout_s: float = 30.0,
+        query_timeout_s: float = 30.0,
         **variables: str,
     ) -> Answer:
         sysfs, proc, facts = tree
@@ -78,6 +84,7 @@ def probe_with_fake(fake_nvml: Path) -> ProbeWithFake:
             "facts": msgspec.to_builtins(facts),
             "profile": msgspec.to_builtins(profile if profile is not None else ResourceProfile()),
             "nvml_timeout_s": nvml_timeout_s,
+            "query_timeout_s": query_timeout_s,
         }
         environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
         environ |= {f"FAKE_NVML_{key.upper()}": value for key, value in variables.items()}

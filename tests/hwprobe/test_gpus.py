@@ -24,9 +24,9 @@ def golden(name: str) -> Any:
     return yaml.safe_load((Path(__file__).parent / "golden" / f"{name}.yaml").read_text())
 
 
-def without_reference(affinity: AffinityMap) -> Any:
+def without_reference(affinity: AffinityMap, ridge: float = PAIR_RIDGE) -> Any:
     tree = msgspec.json.decode(msgspec.json.encode(affinity))
-    assert tree.pop("reference_ridge") == pytest.approx(PAIR_RIDGE, abs=1e-4)
+    assert tree.pop("reference_ridge") == pytest.approx(ridge, abs=1e-3)
     return tree
 
 
@@ -44,6 +44,15 @@ def test_eight_gpus_on_nvswitch_give_the_map_written_by_hand(
     assert [gpu.nvlinks for gpu in answer.hardware.gpus] == [int(links)] * 8
     assert [gpu.pci_bus_id for gpu in answer.hardware.gpus][:2] == ["0000:08:00.0", "0000:10:00.0"]
     assert not any(gpu.mig for gpu in answer.hardware.gpus)
+
+
+def test_a_node_of_two_pcie_boards_gives_the_map_written_by_hand(
+    probe_with_fake: ProbeWithFake, tmp_path: Path
+) -> None:
+    gpus = ";".join([L40S] * 4 + ["NVIDIA A100 80GB PCIe|81920"] * 4)
+    answer = probe_with_fake(two_sockets(tmp_path), gpus=gpus, cpus=NEAR, values="*:nvmlDeviceGetP2PStatus:5")
+    assert without_reference(answer.affinity, 259.935) == golden("mixed_pcie")
+    assert {path.reason for gpu in answer.hardware.gpus for path in gpu.paths} == {"not supported"}
 
 
 def test_a_mixed_node_is_split_by_the_ridge_points_of_its_pool(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
@@ -114,14 +123,43 @@ def test_a_bridge_to_a_lost_gpu_leaves_no_peer(probe_with_fake: ProbeWithFake, t
     assert [(gpu.nvlinks, gpu.nvlink_peers) for gpu in answer.hardware.gpus] == [(12, ())]
 
 
-def test_a_hung_call_costs_its_time_limit_and_names_itself(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["nvmlDeviceGetUUID", "nvmlDeviceGetPowerUsage"])
+def test_a_hung_call_costs_its_gpu_and_its_time_limit_and_names_itself(
+    probe_with_fake: ProbeWithFake, tmp_path: Path, call: str
+) -> None:
     answer = probe_with_fake(
-        two_sockets(tmp_path), gpus=eight(H20), cpus=NEAR, faults="2:nvmlDeviceGetUUID:hang", nvml_timeout_s=2.0
+        two_sockets(tmp_path), gpus=eight(H20), cpus=NEAR, faults=f"2:{call}:hang", query_timeout_s=3.0
     )
-    assert [gpu.index for gpu in answer.hardware.gpus] == [0, 1]
+    assert [gpu.index for gpu in answer.hardware.gpus] == [0, 1, 3, 4, 5, 6, 7]
+    assert answer.seconds < 15  # of 30 that the driver may take to start
     (finding,) = answer.hardware.findings
-    assert (finding.code, finding.severity) == ("timed_out", "error")
-    assert "nvmlDeviceGetUUID" in finding.detail
+    assert (finding.code, finding.severity, finding.subjects) == ("timed_out", "error", ("gpu2",))
+    assert call in finding.detail
+
+
+def test_a_driver_that_does_not_start_in_time_leaves_the_rest_of_the_map(
+    probe_with_fake: ProbeWithFake, tmp_path: Path
+) -> None:
+    answer = probe_with_fake(
+        two_sockets(tmp_path), gpus=eight(H20), faults="-:nvmlInitWithFlags:hang", nvml_timeout_s=2
+    )
+    (finding,) = answer.hardware.findings
+    assert (finding.code, finding.subjects) == ("timed_out", ("nvml",))
+    assert "nvmlInit" in finding.detail
+    assert [device.id for device in answer.affinity.devices] == ["cpu"]
+
+
+def test_ways_that_hang_cost_no_gpu(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
+    faults = "1:nvmlDeviceGetP2PStatus:hang"
+    answer = probe_with_fake(
+        two_sockets(tmp_path), gpus=";".join([H20] * 3), cpus=NEAR, faults=faults, query_timeout_s=3.0
+    )
+    assert [[path.p2p for path in gpu.paths] for gpu in answer.hardware.gpus] == [
+        [True, True],
+        [True, None],
+        [True, None],
+    ]
+    assert [(one.code, one.subjects) for one in answer.hardware.findings] == [("timed_out", ("gpu1",))]
 
 
 @pytest.mark.parametrize(

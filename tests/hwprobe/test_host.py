@@ -9,7 +9,7 @@ import pytest
 
 from hwprobe.cgroup import read_limits
 from hwprobe.cpulist import format_cpulist, parse_cpulist
-from hwprobe.hardware import Finding
+from hwprobe.hardware import Finding, Nic
 from hwprobe.network import MAX_NICS, read_nics
 from hwprobe.processor import read_cpu, read_memory, read_numa
 from tests.hwprobe.trees import GIB, loopback_files, nic_files, small_machine, two_sockets, write
@@ -161,7 +161,7 @@ def test_a_host_without_sysfs_falls_back_to_what_psutil_says(tmp_path: Path) -> 
 @pytest.mark.parametrize(("limit", "usable"), [(str(4 * GIB), 4 * GIB), (str(64 * GIB), 16 * GIB), ("max", 16 * GIB)])
 def test_usable_memory_is_the_smaller_of_limit_and_host(tmp_path: Path, limit: str, usable: int) -> None:
     _, _, facts = small_machine(tmp_path)
-    memory = read_memory(facts, read_limits(*v2(tmp_path / "limits", "/", {"memory.max": limit})))
+    memory = read_memory(tmp_path / "absent", facts, read_limits(*v2(tmp_path / "limits", "/", {"memory.max": limit})))
     assert memory.usable_bytes == usable
     assert memory.total_bytes == 16 * GIB
     assert (memory.limit_bytes is None) == (usable == 16 * GIB)
@@ -187,11 +187,11 @@ def test_nics_without_speed_have_none_and_loopback_is_left_out(tmp_path: Path) -
         | {"class/net/veth0/operstate": "up", "class/net/veth0/mtu": "1450"}
         | {"class/net/veth1/operstate": "down"},
     )
-    assert [msgspec.to_builtins(nic) for nic in read_nics(sysfs, [])] == [
-        {"name": "eth0", "up": True, "virtual": False, "mtu": 9000, "speed_mbps": None, "numa_node": None},
-        {"name": "eth1", "up": False, "virtual": False, "mtu": 9000, "speed_mbps": 100000, "numa_node": 1},
-        {"name": "veth0", "up": True, "virtual": True, "mtu": 1450, "speed_mbps": None, "numa_node": None},
-    ]
+    assert read_nics(sysfs, []) == (
+        Nic(name="eth0", up=True, virtual=False, mtu=9000, speed_mbps=None, numa_node=None),
+        Nic(name="eth1", up=False, virtual=False, mtu=9000, speed_mbps=100000, numa_node=1),
+        Nic(name="veth0", up=True, virtual=True, mtu=1450, speed_mbps=None, numa_node=None),
+    )
 
 
 def test_a_virtio_nic_has_the_node_of_the_pci_function_above_it(tmp_path: Path) -> None:

@@ -118,3 +118,22 @@ def small_machine(root: Path, *, cpus: int = 2, gib: int = 16) -> tuple[Path, Pa
         affinity=tuple(range(cpus)),
     )
     return sysfs, proc, facts
+
+
+def links(root: Path, targets: Mapping[str, str]) -> Path:
+    """Symbolic links (path below root -> what it leads to, below root too), as sysfs is full of."""
+    for name, target in targets.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(root / target)
+    return root
+
+
+def cache_files(cpu: int, level: int, kind: str, size: str, shared: str) -> dict[str, str]:
+    base = f"devices/system/cpu/cpu{cpu}/cache/index{level}{kind}"
+    return {
+        f"{base}/level": str(level),
+        f"{base}/type": kind,
+        f"{base}/size": size,
+        f"{base}/shared_cpu_list": shared,
+    }
