@@ -139,8 +139,8 @@ class RoleContext:
     def environment(self, place: Place) -> dict[str, str]:
         """Environment variables of a child process: threads, the one GPU that it may see, and its share of that."""
         settings = {"OMP_NUM_THREADS": str(place.threads), "MKL_NUM_THREADS": str(place.threads)}
-        if place.device.startswith("gpu"):
-            settings["CUDA_VISIBLE_DEVICES"] = place.device.removeprefix("gpu")
+        if place.cuda:
+            settings["CUDA_VISIBLE_DEVICES"] = place.cuda
             beside = sum(other.device == place.device for other in self.placement.places)
             settings[GPU_SHARE] = f"{gpu_share(beside):.4f}"
         return settings

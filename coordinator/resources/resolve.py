@@ -37,6 +37,7 @@ class Place(msgspec.Struct, frozen=True):
     device: str  # id in the affinity map
     hardware_class: str
     threads: int
+    cuda: str = ""  # what CUDA_VISIBLE_DEVICES calls the device; empty for CPUs
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -192,7 +193,7 @@ def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu:
     def add(
         name: str, role: Literal["engine", "trainer", "env-worker", "reward-worker"], on: Device, threads: int
     ) -> None:
-        places.append(Place(name, role, on.id, on.hardware_class, threads))
+        places.append(Place(name, role, on.id, on.hardware_class, threads, on.cuda_name))
 
     for index in range(number(job.rollout.engines)):
         add(f"engine-{index}", "engine", for_rollout[index % len(for_rollout)], number(job.rollout.threads))
