@@ -127,3 +127,12 @@ def _cpuset(path: Path) -> tuple[int, ...] | None:
         return parse_cpulist(read_text(path) or "") or None
     except ValueError:
         return None
+
+
+def own_directories(root: Path, proc: Path, controller: str) -> tuple[Path, ...]:
+    """This process's group and its parents, innermost first, in every hierarchy that has the controller."""
+    own = _own_groups(proc / "self" / "cgroup")
+    unified = next((base for base in (root, root / "unified") if (base / "cgroup.controllers").is_file()), None)
+    found = list(_upwards(unified, own.get("", "/"))) if unified is not None else []
+    mount = _v1_mount(root, controller, own)
+    return (*found, *(_upwards(mount, own.get(controller, "/")) if mount is not None else ()))
