@@ -24,8 +24,8 @@ from actors.core.ref import Ref
 from actors.env.messages import Outcome, Ticket
 from actors.env.urgency import is_urgent, turns_left
 from coordinator.orders import LevelState, Places, Queues, StreamShare
+from coordinator.scheduling.envhosts import EnvHost, EnvHosts
 from coordinator.scheduling.fairness import Item
-from coordinator.scheduling.hosts import EnvHost, EnvHosts
 from coordinator.scheduling.lives import Lives
 from coordinator.scheduling.queues import LEVELS, Level, LevelQueues
 from coordinator.scheduling.rolling import RollingScheduler

@@ -18,7 +18,7 @@ from bus.security import is_loopback
 from coordinator.commands.usage import examples
 from coordinator.launching.crew import Crew, Part
 from coordinator.launching.exits import DONE, USAGE
-from coordinator.launching.hosts import Host, HostList, LaunchError, command_of, load_hosts, numeric, over_shell
+from coordinator.launching.hostlist import Host, HostList, LaunchError, command_of, load_hosts, numeric, over_shell
 from coordinator.messages import Role
 
 SPARE: Literal["spare"] = "spare"

@@ -42,7 +42,7 @@ from coordinator.observe.trackers import load_ahead
 from coordinator.pulse import pulse
 from coordinator.resources.resolve import resolve
 from coordinator.scheduling.succession import JournalReader
-from coordinator.standing import standing
+from coordinator.standbylock import standing
 from coordinator.takeover import Led, gather_followers
 from hwprobe import build_affinity_map, probe
 

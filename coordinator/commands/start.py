@@ -30,7 +30,7 @@ from coordinator.facts import FactsUnreadable
 from coordinator.job import JobError, load
 from coordinator.launch import Launch
 from coordinator.launching.exits import DONE, FAILED, INTERRUPTED, NOT_TAKEN, USAGE
-from coordinator.launching.hosts import LaunchError, numeric
+from coordinator.launching.hostlist import LaunchError, numeric
 from coordinator.launching.leash import end_with_input
 from coordinator.leadership import Deposed
 from coordinator.membership import Membership, RoleNotTaken, Terms

@@ -2,7 +2,7 @@
 
 For launchers that run the same command on every host (``srun``, ``pdsh``, ``mpirun``): which host this is, and of how
 many, is taken from Slurm's environment unless it is told; which roles that means, from ``--roles`` (the map of
-``coordinator.launching.hosts.parse_map``). Signals and exit statuses: ``coordinator.launching.crew``.
+``coordinator.launching.hostlist.parse_map``). Signals and exit statuses: ``coordinator.launching.crew``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bus.security import is_loopback
 from coordinator.commands.launch import JOIN_TIMEOUT_S, SPARE
 from coordinator.launching.crew import Crew, Part
 from coordinator.launching.exits import USAGE
-from coordinator.launching.hosts import LaunchError, check_roles, command_of, numeric, parse_map
+from coordinator.launching.hostlist import LaunchError, check_roles, command_of, numeric, parse_map
 from coordinator.messages import Role
 
 

@@ -30,7 +30,7 @@ from coordinator.messages import Changed, Pause, ReleaseHost, SetAlpha, Unpause
 from coordinator.metadata.protocol import StoreError
 from coordinator.orders import AbortTrajectory, DrainHost, FillHost, SetWeights
 from coordinator.scheduling.rolling import RollingScheduler
-from coordinator.standing import anybody_stands
+from coordinator.standbylock import anybody_stands
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from actors.core import Ref
 from bus.message import NodeAddress
+from coordinator.scheduling.envhosts import EnvHosts
 from coordinator.scheduling.fairness import FairQueue, Item
-from coordinator.scheduling.hosts import EnvHosts
 from coordinator.scheduling.queues import BURST, ElasticCapacity, LevelQueues
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.commands import launch, start_node
-from coordinator.launching.hosts import LaunchError, deal, load_hosts, numeric, parse_map
+from coordinator.launching.hostlist import LaunchError, deal, load_hosts, numeric, parse_map
 
 LEADS = ("coordinator", "trainer", "weightsync", "reward")
 

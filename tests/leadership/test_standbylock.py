@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordinator.standing import anybody_stands, standing
+from coordinator.standbylock import anybody_stands, standing
 
 STANDS = """
 import sys
 from pathlib import Path
-from coordinator.standing import standing
+from coordinator.standbylock import standing
 with standing(Path(sys.argv[1])):
     print("stands", flush=True)
     sys.stdin.read()
