@@ -39,10 +39,11 @@ class AdminDesk:
         self._state = state
         self._scheduler = scheduler
 
-    async def status(self, node: Node, proxy: asyncio.Future[Ref]) -> Status:
+    async def status(self, node: Node, proxy: Ref | None) -> Status:
+        """``proxy``: if there is one yet."""
         engines: list[EngineState] = []
-        if proxy.done():
-            state = await node.ask(proxy.result(), DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
+        if proxy is not None:
+            state = await node.ask(proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
             engines = state.engines
         in_flight, buffered = self._scheduler.counts()
         run = self._state

@@ -108,11 +108,11 @@ class Assembly:
             coordinator.dispatcher.bind(found.places)
         together = takeover
         if led is not None:
-            coordinator.host_desk.expect(led.told)
+            coordinator.roster.casting.expect(led.told)
             if takeover is None and led.kept is not None:
                 together = Takeover(led.kept, None, None)
         if together is not None:
-            coordinator.host_desk.expect(together.joins)
+            coordinator.roster.casting.expect(together.joins)
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         handover = _handover(sitting, node, coordinator)
         await node.spawn(lambda: _desk(sitting, coordinator, handover), DESK)
@@ -121,7 +121,7 @@ class Assembly:
             await led.term.listens_at(ref.node.control)
         if together is not None:
             await together.call_together(node, ref, coordinator.adopt)
-        node.background(coordinator.miss_who_does_not_join())
+        node.background(coordinator.roster.miss_who_does_not_join())
         node.background(report_spans(node, ref, sitting.spans))
         node.background(keep_telling())
         told.beside(node, told.facts.tell_again())
@@ -145,12 +145,12 @@ class Assembly:
         rollout, say = self._sitting.launch.job.rollout, self._sitting.progress.note
         if rollout.affinity:
             rebinder = Rebinder(self._node, proxy, rollout.affinity, say=say)
-            self.coordinator.on_moved("proxy", rebinder.follow)
+            self.coordinator.roster.on_moved("proxy", rebinder.follow)
             self._node.background(rebinder.run())
         if rollout.hot_spots:
             apart, authority = bool(rollout.affinity), self._sitting.authority
             watch = HotWatch(self._node, proxy, apart=apart, say=say, authority=authority)
-            self.coordinator.on_moved("proxy", watch.follow)
+            self.coordinator.roster.on_moved("proxy", watch.follow)
             self._node.background(watch.run())
 
     async def close(self) -> None:
@@ -183,10 +183,10 @@ class Assembly:
     async def _peers(self) -> Peers:
         """Wait for the roles; the env host last, because it needs all others."""
         timeout_s = self._sitting.launch.job.coordinator.start_timeout_s
-        proxy = await self.coordinator.role("proxy", timeout_s)
-        trainer = await self.coordinator.role("trainer", timeout_s)
-        weightsync = await self.coordinator.role("weightsync", timeout_s)
-        await self.coordinator.role("env", timeout_s)
+        proxy = await self.coordinator.roster.role("proxy", timeout_s)
+        trainer = await self.coordinator.roster.role("trainer", timeout_s)
+        weightsync = await self.coordinator.roster.role("weightsync", timeout_s)
+        await self.coordinator.roster.role("env", timeout_s)
         await self._starting
         return Peers(proxy, trainer, weightsync)
 

@@ -29,13 +29,12 @@ from actors.core import Node, Ref
 from actors.trainer.messages import DescribeTrainer, Discard, Discarded, TrainerState
 from bus.message import BusError, CannotListen
 from coordinator.checkpoints import Checkpoints
-from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
 from coordinator.hostbook import HostBook
 from coordinator.interruption import Interruption
 from coordinator.launch import CONTROL, Launch, open_node
 from coordinator.losses import NodeLost, RoleLost
-from coordinator.messages import BeginAgain, Following, Join, Obeyed, RunOver
+from coordinator.messages import MEMBER, BeginAgain, Following, Join, Obeyed, RunOver
 from coordinator.metadata.protocol import StoreError
 from coordinator.muster import NoHolder, member_of, muster
 from coordinator.observe.progress import Progress

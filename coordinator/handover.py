@@ -57,7 +57,8 @@ class Handover:
     ) -> None:
         self.pipeline: Steps | None = None
         self._node = node
-        self._coordinator = coordinator
+        self._roster = coordinator.roster
+        self._dispatcher = coordinator.dispatcher
         self._start_timeout_s = start_timeout_s
         self._failed = failed
         self._say = say
@@ -84,7 +85,7 @@ class Handover:
         return Changed(f"{name} ends after the step under way; the run then waits for another {_named(join)}")
 
     def _known(self, name: str) -> Join:
-        joins = {join.node.name: join for join in self._coordinator.joins}
+        joins = {join.node.name: join for join in self._roster.joins}
         if name not in joins:
             raise ValueError(f"no node {name!r} has joined; there are {', '.join(joins)}")
         if "coordinator" in joins[name].roles:
@@ -92,7 +93,7 @@ class Handover:
         return joins[name]
 
     def _check_empty(self, join: Join) -> None:
-        if "env" in join.roles and (there := self._coordinator.dispatcher.hosts.drain(join.node.name, draining=True)):
+        if "env" in join.roles and (there := self._dispatcher.hosts.drain(join.node.name, draining=True)):
             raise ValueError(
                 f"{there} trajectories are still on {join.node.name}, which is given no new ones now: once they have "
                 "ended ('queues' shows it), again"
@@ -102,12 +103,12 @@ class Handover:
         try:
             async with pipeline.between_steps():
                 if "trainer" in join.roles:
-                    self._coordinator.welcome_at(await pipeline.checkpoint())
+                    self._roster.welcome_at(await pipeline.checkpoint(), self._dispatcher.scheduler.version)
                 await self._end(join)
                 self._say(f"{join.node.name} is gone; waiting for another {_named(join)}")
                 for role in join.roles:
                     if role != "env":
-                        await pipeline.succeeded(role, await self._coordinator.role(role, self._start_timeout_s))
+                        await pipeline.succeeded(role, await self._roster.role(role, self._start_timeout_s))
             self._say(f"going on with another {_named(join)}")
         except (BusError, TimeoutError, OSError, CheckpointUnusable) as error:
             self._failed(error)
@@ -116,7 +117,7 @@ class Handover:
 
     async def _end(self, join: Join) -> None:
         """Raises ``BusError`` where the node does not listen, ``TimeoutError`` where it does not end."""
-        await self._coordinator.dismiss(join)
+        await self._roster.dismiss(join)
         try:
             async with asyncio.timeout(GONE_S):
                 while not self._node.is_gone(join.node):  # noqa: ASYNC110  (as the bus learns of it)

@@ -31,12 +31,11 @@ from actors.version import VERSION
 from bus.message import NodeAddress, NoSuchActor
 from bus.security import read_key
 from coordinator.allegiance import Allegiance, Spare
-from coordinator.coordinator import MEMBER
 from coordinator.job import Job
 from coordinator.launch import CONTROL, policy_directory
 from coordinator.launching.readiness import keep_telling, tell_ready, tell_stopping
 from coordinator.launching.standby import OVER_S, Standby
-from coordinator.messages import BeginAgain, Join, Role, RoleFailed, Welcome
+from coordinator.messages import MEMBER, BeginAgain, Join, Role, RoleFailed, Welcome
 from coordinator.pulse import pulse
 from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import resolve

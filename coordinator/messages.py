@@ -15,6 +15,9 @@ Role = Literal["coordinator", "proxy", "env", "reward", "trainer", "weightsync"]
 ROLES: tuple[Role, ...] = ("proxy", "env", "reward", "trainer", "weightsync")
 """The roles that a run needs beside its coordinator."""
 
+MEMBER = "member"
+"""The actor by which a node takes part: it is given orders, and told when the run is over."""
+
 
 class Join(msgspec.Struct, frozen=True):
     """A node wants to take part; answered with ``Welcome`` once the run is prepared."""

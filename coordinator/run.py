@@ -148,7 +148,7 @@ class Run:
         lost, assembly = self._sitting.fate.lost, self._assembly
         if lost is None or assembly is None or self._interruption.asked.done():
             return False
-        again = self._again(lost, assembly.coordinator.joins)
+        again = self._again(lost, assembly.coordinator.roster.joins)
         assembly.coordinator.dismisses = not again
         return again
 

@@ -25,10 +25,9 @@ from actors.env.messages import GetTickets, TicketsHere
 from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.trainer.messages import DescribeTrainer, Train, TrainerState, Weights
 from bus.message import BusError, NodeAddress
-from coordinator.coordinator import MEMBER
 from coordinator.facts import Facts
 from coordinator.leadership import Term
-from coordinator.messages import ROLES, Announced, Follow, Following, Join, Role, Welcome
+from coordinator.messages import MEMBER, ROLES, Announced, Follow, Following, Join, Role, Welcome
 from coordinator.metadata.measured import Shard
 from coordinator.metadata.protocol import MetadataStore
 from coordinator.scheduling.rolling import RollingScheduler, Taken

@@ -107,7 +107,7 @@ class Desk(Actor):
 
     async def on_start(self) -> None:
         """Raises ``CannotListen`` where the metrics endpoint cannot be."""
-        self._surveyor = Surveyor(self.node, lambda: self._coordinator.joins)
+        self._surveyor = Surveyor(self.node, lambda: self._coordinator.roster.joins)
         self._orders = Orders(
             self.node,
             self._coordinator,
@@ -177,7 +177,7 @@ class Desk(Actor):
 
     @handler
     async def hardware(self, message: GetHardware) -> Hardware:
-        nodes = [NodeHardware(join.node.name, decode(join.affinity)) for join in self._coordinator.joins]
+        nodes = [NodeHardware(join.node.name, decode(join.affinity)) for join in self._coordinator.roster.joins]
         return Hardware(nodes, self._placement.places)
 
     @handler(concurrent=True)
@@ -240,7 +240,7 @@ class Desk(Actor):
 
     def _part(self, role: Role) -> Ref:
         """Raises ``NotRunning`` while nobody has the role."""
-        ref = self._coordinator.has(role)
+        ref = self._coordinator.roster.has(role)
         if ref is None:
             raise NotRunning(f"the {role} is not up yet; 'nodes' says who has joined")
         return ref

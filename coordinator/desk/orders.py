@@ -247,11 +247,11 @@ class Orders:
                 hosts = {host.node: host for host in self._coordinator.dispatcher.hosts.states()}
                 state = "" if node not in hosts else "draining" if hosts[node].draining else "given tickets"
             case Release(host):
-                seconds = self._coordinator.host_desk.book.barred().get(host)
+                seconds = self._coordinator.roster.casting.book.barred().get(host)
                 state = "not left out" if seconds is None else f"left out for {seconds:.0f} s"
             case LetNodeGo(node):
                 state = ", ".join(
-                    role for each in self._coordinator.joins if each.node.name == node for role in each.roles
+                    role for each in self._coordinator.roster.joins if each.node.name == node for role in each.roles
                 )
         return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +13,9 @@ import pytest
 from actors.core import Node, Ref
 from bus.message import NodeAddress
 from bus.virtual_time import run
-from coordinator import hosts as hosts_module
+from coordinator import roster
 from coordinator.allegiance import Allegiance, Spare
 from coordinator.hostbook import HostBook
-from coordinator.hosts import Hosts
 from coordinator.job import CoordinatorSettings, Job
 from coordinator.losses import NodeLost
 from coordinator.messages import (
@@ -32,6 +31,7 @@ from coordinator.messages import (
     Take,
     Welcome,
 )
+from coordinator.roster import Patience, Roster
 from hwprobe import AffinityMap, encode
 from tests.scheduling.cluster import Cluster, cluster
 from tests.scheduling.support import rules
@@ -132,7 +132,7 @@ def test_a_host_whose_role_fails_three_times_is_left_out_until_a_person_lets_it_
             await flaky.join(made, ["proxy"])
             (host,) = [host for host in await state_of(made) if host != ""] or [""]
             now = [0.0]
-            made.coordinator.host_desk.book = HostBook(clock=lambda: now[0])
+            made.coordinator.roster.casting.book = HostBook(clock=lambda: now[0])
             for _ in range(3):
                 flaky.node.tell(made.ref, RoleFailed("proxy", "proxy-1", "no engine is left"))
                 await asyncio.sleep(1.0)
@@ -191,7 +191,7 @@ def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
             first.blind = True
             await first.join(made, [], standby=0)
             await asyncio.sleep(1.0)
-            assert [join.standby for join in made.coordinator.joins] == [None]
+            assert [join.standby for join in made.coordinator.roster.joins] == [None]
             await second.join(made, [], standby=0)
             await asyncio.sleep(1.0)
             assert (first.standing_by, second.standing_by) == ([], [""])
@@ -204,12 +204,13 @@ def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
 def test_a_spare_whose_standby_leads_by_now_leaves_standing_by_to_another() -> None:
     async def scenario() -> None:
         async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
-            desk = made.coordinator.host_desk
+            casting = made.coordinator.roster.casting
             here = Join(made.node.address, [], 1, HARDWARE, standby=os.getpid())
             elsewhere = Join(NodeAddress("s2", "tcp://10.0.0.9:1", "tcp://10.0.0.9:2", 1), [], 1, HARDWARE, standby=0)
-            assert desk.next_standby([here, elsewhere]) == elsewhere
-            assert desk.next_standby([here]) is None
-            assert desk.next_standby([msgspec.structs.replace(here, standby=os.getpid() + 1), elsewhere]) is None
+            assert casting.next_standby([here, elsewhere], here.node) == elsewhere
+            assert casting.next_standby([here], here.node) is None
+            other = msgspec.structs.replace(here, standby=os.getpid() + 1)
+            assert casting.next_standby([other, elsewhere], here.node) is None
 
     run(scenario())
 
@@ -239,16 +240,16 @@ def elsewhere(name: str, *roles: Role) -> Join:
 def test_whoever_was_told_its_roles_has_them_and_nobody_else_before_it_comes() -> None:
     async def scenario() -> None:
         async with cluster(rules(alpha=0, groups=1)) as made:
-            desk, proxy = made.coordinator.host_desk, elsewhere("proxy-1", "proxy")
+            casting, proxy = made.coordinator.roster.casting, elsewhere("proxy-1", "proxy")
             now = [0.0]
-            desk.book = HostBook(clock=lambda: now[0])
+            casting.book = HostBook(clock=lambda: now[0])
             for now[0] in (20.0, 40.0, 60.0):
-                desk.book.fell("failed", "proxy-1", "proxy-1", ["proxy"], "no engine is left")
-            assert list(desk.book.barred()) == ["proxy-1"]
-            desk.expect([proxy])
-            assert desk.roles_for(elsewhere("proxy-2", "proxy", "env"), []) == ["env"]
-            assert desk.roles_for(proxy, []) == ["proxy"]
-            assert desk.roles_for(proxy, []) == []  # it comes once more, by itself
+                casting.book.fell("failed", "proxy-1", "proxy-1", ["proxy"], "no engine is left")
+            assert list(casting.book.barred()) == ["proxy-1"]
+            casting.expect([proxy])
+            assert casting.roles_for(elsewhere("proxy-2", "proxy", "env"), []) == ["env"]
+            assert casting.roles_for(proxy, []) == ["proxy"]
+            assert casting.roles_for(proxy, []) == []  # it comes once more, by itself
 
     run(scenario())
 
@@ -258,8 +259,8 @@ def test_a_node_that_was_told_to_begin_again_and_does_not_join_is_lost() -> None
         async with cluster(rules(alpha=0, groups=1)) as made:
             comes = Joined(made, "reward-1")
             there = Join(comes.node.address, ["reward"], 1, HARDWARE)
-            made.coordinator.host_desk.expect([there, elsewhere("proxy-1", "proxy"), elsewhere("spare")])
-            made.node.background(made.coordinator.miss_who_does_not_join())
+            made.coordinator.roster.casting.expect([there, elsewhere("proxy-1", "proxy"), elsewhere("spare")])
+            made.node.background(made.coordinator.roster.miss_who_does_not_join())
             assert (await comes.join(made, ["reward"])).roles == ["reward"]
             await asyncio.sleep(59.0)
             assert made.failures == []
@@ -278,11 +279,18 @@ def test_a_node_that_was_told_to_begin_again_and_does_not_join_is_lost() -> None
 class Hands:
     """Of a coordinator; notes whom it no longer watches, and whom it gives up."""
 
-    def __init__(self, joins: list[Join]) -> None:
-        self.joins = joins
+    def __init__(self) -> None:
         self.node: Any = self
+        self.address = NodeAddress("control", "tcp://control:1", "tcp://control:2", 1)
         self.unwatched: list[str] = []
         self.lost: list[NodeAddress] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def background(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(coroutine))
+
+    def watch(self, peer: NodeAddress, **patience: Any) -> None:
+        """It is never silent."""
 
     def unwatch(self, name: str) -> None:
         self.unwatched.append(name)
@@ -291,16 +299,30 @@ class Hands:
         self.lost.append(peer)
 
 
-def test_the_end_of_an_earlier_process_leaves_the_watch_over_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(pulse: str) -> None:
-        return
+def unheard(what: object) -> None:
+    """Nobody asks for the news."""
 
-    monkeypatch.setattr(hosts_module, "until_gone", at_once)
-    before = elsewhere("proxy-1", "proxy")
-    now = msgspec.structs.replace(before, node=msgspec.structs.replace(before.node, epoch=2))
-    hands = Hands([now])
-    desk = Hosts(hands, Welcome("run", b"{}", "", "", "", 0), HostBook())
-    run(desk.until_gone(before, lambda why: None))
-    assert (hands.unwatched, hands.lost) == ([], [before.node])
-    run(desk.until_gone(now, lambda why: None))
-    assert (hands.unwatched, hands.lost) == (["proxy-1"], [before.node, now.node])
+
+def test_the_end_of_an_earlier_process_leaves_the_watch_over_its_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        ends = {"first": asyncio.Event(), "second": asyncio.Event()}
+
+        async def until_the_end(pulse: str) -> None:
+            await ends[pulse].wait()
+
+        monkeypatch.setattr(roster, "until_gone", until_the_end)
+        hands: Any = Hands()
+        news = roster.News(unheard, unheard, unheard)
+        there = Roster(hands, Welcome("run", b"{}", "", "", "", 0), HostBook(), news, Patience(20.0))
+        before = msgspec.structs.replace(elsewhere("spare-1"), pulse="first")
+        now = msgspec.structs.replace(before, node=msgspec.structs.replace(before.node, epoch=2), pulse="second")
+        there.join(before)
+        there.join(now)
+        ends["first"].set()
+        await asyncio.sleep(1.0)
+        assert (hands.unwatched, hands.lost, there.joins) == ([], [before.node], [now])
+        ends["second"].set()
+        await asyncio.sleep(1.0)
+        assert (hands.unwatched, hands.lost, there.joins) == (["spare-1"], [before.node, now.node], [])
+
+    run(scenario())

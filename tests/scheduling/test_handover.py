@@ -13,9 +13,8 @@ from actors.core import Actor, Node, Ref
 from bus.message import DeadlineExceeded
 from bus.virtual_time import run
 from coordinator.allegiance import Allegiance
-from coordinator.coordinator import MEMBER
 from coordinator.handover import Handover
-from coordinator.messages import Announce, Announced, Join, Role, Welcome
+from coordinator.messages import MEMBER, Announce, Announced, Join, Role, Welcome
 from tests.scheduling.cluster import Cluster, cluster
 from tests.scheduling.support import rules
 
@@ -124,12 +123,12 @@ def test_a_role_goes_from_one_node_to_another_between_two_steps_and_all_are_told
         assert old.ended == ""
         await asyncio.sleep(5.0)
         assert (old.ended, built.loop.stands) == ("let go: another node takes its place", True)
-        assert built.made.coordinator.has(role) is None
+        assert built.made.coordinator.roster.has(role) is None
         await asyncio.sleep(100.0)  # as long as it takes to start another
         new = await built.add(f"{role}-2", role)
         await asyncio.sleep(1.0)
         assert (built.loop.said, built.loop.stands) == ([f"{role} at {role}-2"], False)
-        found = built.made.coordinator.has(role)
+        found = built.made.coordinator.roster.has(role)
         assert found is not None
         assert found.node == new.node.address
         others = [part.moved for part in built.parts.values() if part not in (old, new)]
@@ -221,6 +220,6 @@ def test_an_env_host_that_does_not_hear_that_it_is_let_go_is_given_nothing_any_m
         with pytest.raises(DeadlineExceeded):
             await built.handover.let_go("env-1")
         assert made.coordinator.env_hosts == []
-        assert "env-1" not in [join.node.name for join in made.coordinator.joins]
+        assert "env-1" not in [join.node.name for join in made.coordinator.roster.joins]
 
     town(scenario)

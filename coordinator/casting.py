@@ -1,56 +1,38 @@
-"""The hosts of a run, as its coordinator has them: which roles a node that joins may have, who is a spare, who is gone.
+"""Who may have which role of a run: what a node that joins gets, which spare steps in, who has the standby coordinator.
 
 Invariants:
 
 - a role other than env has one holder; a node that asks for one that somebody has, or is to have, or whose host is in
   quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with them, has them;
 - of the nodes that can have a standby coordinator beside them, one has it at a time, where another process could open
-  the metadata store from another host (ZooKeeper);
-- a process that is proven to be gone is lost at once; one of which nothing is heard is, once the watch says so.
+  the metadata store from another host (ZooKeeper).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-import msgspec
-
-from actors.core import Actor, Node, handler
+from bus.message import NodeAddress
 from coordinator.hostbook import HostBook
 from coordinator.job import Job
-from coordinator.messages import Announce, Changed, GetHosts, HostFacts, HostList, Join, ReleaseHost, Role, Welcome
+from coordinator.messages import Changed, HostFacts, HostList, Join, Role
 from coordinator.muster import fittest, host_of, member_of
-from coordinator.pulse import until_gone
 
 log = logging.getLogger(__name__)
 
 OTHERS_CAN_OPEN = "zk://"
 
 
-class Hands(Protocol):
-    """What this needs of the coordinator."""
+class Casting:
+    """See the module docstring. ``book`` says what became of the run's hosts."""
 
-    node: Node
-
-    @property
-    def joins(self) -> list[Join]: ...
-
-
-class Hosts:
-    """See the module docstring."""
-
-    def __init__(self, hands: Hands, welcome: Welcome, book: HostBook) -> None:
-        self._hands = hands
-        self._welcome = welcome
+    def __init__(self, job: Job, book: HostBook) -> None:
+        self.job = job
         self.book = book
         self._awaited: dict[str, Join] = {}  # node -> as it is to join
-
-    @property
-    def job(self) -> Job:
-        return msgspec.json.decode(self._welcome.job, type=Job)
 
     # ---- who comes -----------------------------------------------------------------------------------------------
 
@@ -79,21 +61,7 @@ class Hosts:
         missed, self._awaited = list(self._awaited.values()), {}
         return missed
 
-    def next_standby(self, joins: Iterable[Join]) -> Join | None:
-        """The node that is to start a standby coordinator, where there is none."""
-        able, barred = [], self.book.barred()
-        for join in joins:
-            if join.standby and not self._is_this_process(join):
-                return None
-            if join.standby == 0 and host_of(join.node) not in barred:
-                able.append(join)
-        if not able or not self.job.coordinator.store.startswith(OTHERS_CAN_OPEN):
-            return None
-        return min(able, key=lambda join: join.node.name)
-
-    def _is_this_process(self, other: Join) -> bool:
-        """Whether what it started as a standby leads by now."""
-        return other.standby == os.getpid() and host_of(other.node) == host_of(self._hands.node.address)
+    # ---- who steps in --------------------------------------------------------------------------------------------
 
     def spare_for_env(self, joins: Iterable[Join]) -> Join | None:
         """The one that is to play in place of a host that is gone."""
@@ -105,32 +73,27 @@ class Hosts:
         self.book.given(chosen.host, chosen.node, ["env"])
         return spares[chosen.node]
 
-    # ---- who goes ------------------------------------------------------------------------------------------------
-
-    async def until_gone(self, join: Join, lost: Callable[[str], None]) -> None:
-        """Tell once it is proven that a node's process is no more."""
-        await until_gone(join.pulse)
-        why = "its process has ended"
-        if any(other.node == join.node for other in self._hands.joins):  # not one that has joined since by that name
-            self._hands.node.unwatch(join.node.name)
-        self._hands.node.lose(join.node, why)
-        lost(why)
-
-    def fell(self, how: Literal["lost", "failed"], join: Join, reason: str) -> None:
-        self.book.fell(how, host_of(join.node), join.node.name, join.roles, reason)
-
-    def up(self, announce: Announce) -> None:
-        self.book.up(host_of(announce.ref.node), announce.ref.node.name, announce.role)
+    def next_standby(self, joins: Iterable[Join], here: NodeAddress) -> Join | None:
+        """The node that is to start a standby coordinator, where there is none. ``here``: where this process is."""
+        able, barred = [], self.book.barred()
+        for join in joins:
+            if join.standby and not _is_this_process(join, here):
+                return None
+            if join.standby == 0 and host_of(join.node) not in barred:
+                able.append(join)
+        if not able or not self.job.coordinator.store.startswith(OTHERS_CAN_OPEN):
+            return None
+        return min(able, key=lambda join: join.node.name)
 
     # ---- for people ----------------------------------------------------------------------------------------------
 
-    def describe(self) -> HostList:
+    def describe(self, joins: Iterable[Join]) -> HostList:
         """Every host that takes part or is left out."""
         barred = self.book.barred()
         nodes: dict[str, list[Join]] = {host: [] for host in barred}
-        for join in self._hands.joins:
+        for join in joins:
             nodes.setdefault(host_of(join.node), []).append(join)
-        return HostList([self._facts(host, joins, barred.get(host, 0.0)) for host, joins in sorted(nodes.items())])
+        return HostList([self._facts(host, there, barred.get(host, 0.0)) for host, there in sorted(nodes.items())])
 
     def _facts(self, host: str, joins: Sequence[Join], barred_s: float) -> HostFacts:
         roles = sorted({role for join in joins for role in join.roles})
@@ -147,16 +110,6 @@ class Hosts:
         return Changed(f"{host} may be given roles again")
 
 
-class HostHandlers(Actor):
-    """The coordinator's handlers for these."""
-
-    host_desk: Hosts
-
-    @handler
-    async def hosts(self, message: GetHosts) -> HostList:
-        return self.host_desk.describe()
-
-    @handler
-    async def release_host(self, message: ReleaseHost) -> Changed:
-        """Raises ``ValueError``."""
-        return self.host_desk.release(message.host)
+def _is_this_process(other: Join, here: NodeAddress) -> bool:
+    """Whether what it started as a standby leads by now."""
+    return other.standby == os.getpid() and host_of(other.node) == host_of(here)

@@ -1,0 +1,342 @@
+"""The roster of a run: which nodes take part, with which roles, which actor has each role, and who is lost or let go.
+
+    joins --> takes part (watched) --> announces the actors of its roles
+                 |-- silent, or its process has ended, or joins anew --> lost: the trajectories of an env host run again
+                 |                                                       elsewhere, any other role ends the sitting
+                 +-- let go --> its roles are vacant, until another node announces them
+
+Invariants:
+
+- whoever takes part is watched, and who does not any more is not: a node is lost or let go once, and has nothing from
+  then on. One whose process is proven to be gone is lost at once, one of which nothing is heard once the watch says so;
+- everybody who takes part knows the successor in a vacant role before that one hears that it has the role.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
+
+import msgspec
+
+from actors.core import Actor, Node, Ref, handler
+from bus.message import BusError
+from coordinator.casting import Casting
+from coordinator.hostbook import HostBook
+from coordinator.job import Job
+from coordinator.losses import NodeLost, RoleLost
+from coordinator.messages import (
+    MEMBER,
+    ROLES,
+    Announce,
+    Changed,
+    Ending,
+    Find,
+    Found,
+    GetHosts,
+    HostList,
+    Join,
+    Known,
+    LetGo,
+    Moved,
+    Obeyed,
+    ReleaseHost,
+    Role,
+    RoleFailed,
+    RunOver,
+    StandBy,
+    Take,
+    Welcome,
+)
+from coordinator.muster import host_of
+from coordinator.pulse import until_gone
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+ORDERED = -1
+"""Process id of a standby that is about to start."""
+
+JOIN_S = 60.0
+"""How long a node that begins again may take to end what it has and to join. It starts its roles after that."""
+LET_GO_S = 10.0
+MOVED_S = 5.0
+"""Less than an actor waits for the answer to its announcement."""
+
+
+class Hands(Protocol):
+    """What this needs of the coordinator."""
+
+    node: Node
+
+    async def order(self, to: Ref, message: object, reply: type[T]) -> bool:
+        """Whether it has arrived, for sure."""
+        raise NotImplementedError
+
+    def host_left(self, name: str) -> None:
+        """A node plays no more."""
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long a node may be silent."""
+
+    silence_s: float
+    least_s: float | None = None  # where it has always answered sooner; see actors.core.liveness
+
+
+class News(msgspec.Struct, frozen=True):
+    """Whom the rest of the run hears it from. ``failed`` ends the sitting with a named error."""
+
+    failed: Callable[[BaseException], None]
+    joined: Callable[[Join], None]
+    left: Callable[[str], None]
+
+
+class Roster:
+    """See the module docstring. ``welcome`` is what a node hears that joins; create inside a running event loop."""
+
+    def __init__(self, hands: Hands, welcome: Welcome, book: HostBook, news: News, patience: Patience) -> None:
+        loop = asyncio.get_running_loop()
+        self.casting = Casting(msgspec.json.decode(welcome.job, type=Job), book)
+        self._hands = hands
+        self._welcome = welcome
+        self._news = news
+        self._patience = patience
+        self._joins: dict[str, Join] = {}
+        self._roles: dict[Role, asyncio.Future[Ref]] = {role: loop.create_future() for role in ROLES}
+        self._vacant: set[Role] = set()  # that somebody had
+        self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
+
+    def close(self, *, dismisses: bool) -> None:
+        """Nobody waits for a role any more. ``dismisses``: the others end, too."""
+        for future in self._roles.values():
+            future.cancel()
+        for join in self._others() if dismisses else ():
+            self._hands.node.tell(Ref(join.node, MEMBER), RunOver("the run has ended"))
+
+    # ---- who there is --------------------------------------------------------------------------------------------
+
+    @property
+    def joins(self) -> list[Join]:
+        """Who takes part at the moment."""
+        return list(self._joins.values())
+
+    def _others(self) -> list[Join]:
+        here = self._hands.node.address.name
+        return [join for name, join in self._joins.items() if name != here]
+
+    def has(self, role: Role) -> Ref | None:
+        """The actor that has a role, if anybody has it by now."""
+        future = self._roles[role]
+        return future.result() if future.done() and not future.cancelled() else None
+
+    async def role(self, role: Role, timeout_s: float) -> Ref:
+        """The same, once somebody has it. Raises ``TimeoutError`` naming it."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._roles[role]), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"nobody took the role {role!r} within {timeout_s:g} s") from None
+
+    # ---- who comes -----------------------------------------------------------------------------------------------
+
+    def join(self, message: Join) -> Welcome:
+        name = message.node.name
+        before = self._joins.get(name)
+        if before is not None and before.node != message.node:
+            self._restarted(before)
+        here = name == self._hands.node.address.name
+        others = [join for other, join in self._joins.items() if other != name]
+        roles = message.roles if here else self.casting.roles_for(message, others)
+        taken = self._joins[name] = msgspec.structs.replace(message, roles=roles)
+        self._news.joined(taken)
+        if not here:
+            self._watch(taken)
+        self._see_to_a_standby()
+        return msgspec.structs.replace(self._welcome, roles=roles)
+
+    def welcome_at(self, checkpoint: Path, version: int) -> None:
+        """A trainer that joins from now on begins there, at the run's version, with what is stored."""
+        self._welcome = msgspec.structs.replace(
+            self._welcome, resume=str(checkpoint), version=version, keeps_store=True
+        )
+
+    async def announce(self, message: Announce) -> None:
+        """An actor has a role: who waits for it has it, and where it was vacant all others are told first."""
+        if message.role in self._vacant:
+            await self._tell_moved(message.role, message.ref)
+            self._vacant.discard(message.role)
+            for follow in self._followers[message.role]:
+                follow(message.ref)
+        address = message.ref.node
+        self.casting.book.up(host_of(address), address.name, message.role)
+        future = self._roles[message.role]
+        if not future.done():
+            future.set_result(message.ref)
+
+    def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:
+        """``follow`` is told, in this process, whenever another actor has a role."""
+        self._followers[role].append(follow)
+
+    async def _tell_moved(self, role: Role, ref: Ref) -> None:
+        """Everybody who takes part talks to another actor from now on; who does not answer is watched anyway."""
+        others, node = [join.node for join in self._others()], self._hands.node
+        asked = (
+            node.ask(Ref(other, MEMBER), Moved(role, ref), Known, timeout_s=MOVED_S, retries=3) for other in others
+        )
+        for other, answer in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, BusError):
+                log.warning("node %s does not know that another actor is the %s now: %s", other.name, role, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+
+    async def miss_who_does_not_join(self) -> None:
+        """Of those who were told to begin again: who is not here in time is lost, though nobody could watch it."""
+        await asyncio.sleep(JOIN_S)
+        held = {role for join in self._joins.values() for role in join.roles}
+        for join in self.casting.missed():
+            why = f"it was told to begin again and has not joined within {JOIN_S:g} s"
+            log.error("node %s (%s) is lost: %s", join.node.name, ", ".join(join.roles), why)
+            self._fell("lost", join, why)
+            missing = [role for role in join.roles if role not in held]
+            if missing:
+                self._end_for(join, why, role=missing[0])
+
+    # ---- the standby coordinator ---------------------------------------------------------------------------------
+
+    def _see_to_a_standby(self) -> None:
+        able = self.casting.next_standby(self._joins.values(), self._hands.node.address)
+        if able is not None:
+            self._joins[able.node.name] = msgspec.structs.replace(able, standby=ORDERED)
+            self._hands.node.background(self._order_a_standby(able))
+
+    async def _order_a_standby(self, at: Join) -> None:
+        """Where it cannot be, another node is to start it."""
+        if await self._hands.order(Ref(at.node, MEMBER), StandBy(self._welcome.run_directory), Obeyed):
+            return
+        now = self._joins.get(at.node.name)
+        if now is not None and now.node == at.node:
+            self._joins[at.node.name] = msgspec.structs.replace(now, standby=None)
+            self._see_to_a_standby()
+
+    # ---- who goes ------------------------------------------------------------------------------------------------
+
+    def _watch(self, join: Join) -> None:
+        name, node = join.node.name, self._hands.node
+
+        def lost(why: str) -> None:
+            if self._joins.get(name) is not None and self._joins[name].node == join.node:
+                self._lost(name, why)
+
+        patience = self._patience
+        node.watch(join.node, silence_s=patience.silence_s, least_s=patience.least_s, on_lost=lost)
+        if join.pulse:
+            node.background(self._until_gone(join, lost))
+
+    async def _until_gone(self, join: Join, lost: Callable[[str], None]) -> None:
+        """Tell once it is proven that a node's process is no more."""
+        await until_gone(join.pulse)
+        why, now = "its process has ended", self._joins.get(join.node.name)
+        if now is not None and now.node == join.node:  # not one that has joined since by that name
+            self._hands.node.unwatch(join.node.name)
+        self._hands.node.lose(join.node, why)
+        lost(why)
+
+    def _lost(self, name: str, why: str) -> None:
+        join = self._joins.pop(name)
+        self._news.left(name)
+        self._see_to_a_standby()
+        self._fell("lost", join, why)
+        if not join.roles:
+            log.error("spare %s is lost: %s", name, why)
+        elif join.roles == ["env"] and self._env_replaced(name):  # env hosts are interchangeable
+            log.error("node %s (env): %s; its trajectories run again elsewhere", name, why)
+            self._hands.host_left(name)
+        else:
+            self._end_for(join, why)
+
+    def _env_replaced(self, name: str) -> bool:
+        """Whether there are, or will be, other env hosts than a node that is gone."""
+        spare = self.casting.spare_for_env(self._joins.values())
+        if spare is not None:
+            self._joins[spare.node.name] = taking = msgspec.structs.replace(spare, roles=["env"])
+            self._news.joined(taking)
+            self._hands.node.background(self._hands.order(Ref(spare.node, MEMBER), Take(["env"]), Obeyed))
+        return spare is not None or any("env" in join.roles for other, join in self._joins.items() if other != name)
+
+    def _restarted(self, before: Join) -> None:
+        """It joins again before anybody has missed it: what ran there is gone. Only env hosts can be had back."""
+        name, roles = before.node.name, ", ".join(before.roles)
+        self._fell("lost", before, "it has restarted")
+        if before.roles == ["env"]:
+            log.error("node %s (env) has restarted; its trajectories run again", name)
+            self._hands.host_left(name)
+        elif before.roles:
+            text = f"node {name} ({roles}) has restarted: what its roles held is lost"
+            self._news.failed(NodeLost(before.roles[0], name, text))
+
+    async def dismiss(self, join: Join) -> None:
+        """A node ends while the run goes on: its roles are vacant from now on. Raises ``BusError`` where it does not
+        listen; it is lost then."""
+        name, node = join.node.name, self._hands.node
+        self._joins.pop(name, None)  # first: from here on nobody misses it, and it has nothing
+        node.unwatch(name)
+        self._news.left(name)
+        for role in join.roles:
+            if role == "env":
+                self._hands.host_left(name)
+            else:
+                self._roles[role] = asyncio.get_running_loop().create_future()
+                self._vacant.add(role)
+        order, why = LetGo("let go: another node takes its place"), "it does not hear that it is let go"
+        try:
+            await node.ask(Ref(join.node, MEMBER), order, Ending, timeout_s=LET_GO_S, retries=3)
+        except BusError as error:
+            self._fell("lost", join, f"{why}: {error}")
+            node.lose(join.node, why)
+            raise
+
+    def failed(self, message: RoleFailed) -> None:
+        """A role cannot go on, on a node that lives."""
+        join = self._joins.get(message.node)
+        if join is not None:
+            self._fell("failed", join, message.reason)
+        self._news.failed(RoleLost(message.role, message.node, message.reason))
+
+    def _end_for(self, join: Join, why: str, role: Role | None = None) -> None:
+        """The sitting ends for a node that is lost."""
+        name, roles = join.node.name, ", ".join(join.roles)
+        self._news.failed(NodeLost(role or join.roles[0], name, f"node {name} ({roles}) is lost: {why}"))
+
+    def _fell(self, how: Literal["lost", "failed"], join: Join, reason: str) -> None:
+        self.casting.book.fell(how, host_of(join.node), join.node.name, join.roles, reason)
+
+
+class RosterHandlers(Actor):
+    """The coordinator's handlers for it."""
+
+    roster: Roster
+
+    @handler
+    async def join(self, message: Join) -> Welcome:
+        return self.roster.join(message)
+
+    @handler(concurrent=True)
+    async def find(self, message: Find) -> Found:
+        return Found(await self.roster.role(message.role, message.timeout_s))
+
+    @handler
+    async def role_failed(self, message: RoleFailed) -> None:
+        self.roster.failed(message)
+
+    @handler
+    async def hosts(self, message: GetHosts) -> HostList:
+        return self.roster.casting.describe(self.roster.joins)
+
+    @handler
+    async def release_host(self, message: ReleaseHost) -> Changed:
+        """Raises ``ValueError``."""
+        return self.roster.casting.release(message.host)
