@@ -210,6 +210,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
 
     @handler
     async def sweep(self, message: Sweep) -> None:
+        self.roster.casting.book.settle()
         if not self._over:
             self.dispatcher.sweep()
             self.flush()

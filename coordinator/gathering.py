@@ -64,7 +64,7 @@ class Gathering:
         self._led = led
         self._facts = Facts(led.store, directory.path.name)
         self._interruption = Interruption(progress)
-        self._book = HostBook(directory.hosts)
+        self._book = HostBook(directory.hosts, leads=led.term.leads)
         self._fruitless = 0
         self._started_from = self._newest()
 

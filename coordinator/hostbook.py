@@ -6,8 +6,12 @@
     {"time":1796042009.4,"event":"up","host":"10.0.0.4","node":"spare-3","roles":["proxy"]}
     {"time":1796043000.0,"event":"released","host":"10.0.0.2"}
 
-Invariant: the file tells which hosts are in quarantine, so that the next leader leaves out the same. Times are those of
-day, of the leader's machine: they outlive it, and the next one's clock may be behind (``quarantine``).
+Invariants:
+
+- the file tells which hosts are in quarantine, so that the next leader leaves out the same. Times are those of day, of
+  the leader's machine: they outlive it, and the next one's clock may be behind (``quarantine``);
+- what a leader sees gets there only while it is certain that it leads: one that is cut off hears of nobody, and takes
+  everybody for lost. Until it is certain again its lines are kept back; they never get there where another one leads.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import Literal
 
 import msgspec
 
+from coordinator.leadership import SOLE
 from coordinator.messages import Role
 from coordinator.observe.lines import LineWriter, each_line
 from coordinator.quarantine import Quarantine
@@ -42,9 +47,16 @@ class HostEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 class HostBook:
     """See the module docstring."""
 
-    def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        leads: Callable[[], bool] = SOLE.leads,
+    ) -> None:
         """Goes on from what the file holds. Raises ``OSError``."""
         self._clock = clock
+        self._leads = leads
+        self._kept_back: list[HostEvent] = []
         self._quarantine = Quarantine()
         self._writer: LineWriter | None = None
         if path is not None:
@@ -88,13 +100,22 @@ class HostBook:
         return self._quarantine.failures(host, self._clock())
 
     def _write(self, event: HostEvent) -> None:
-        if self._writer is None:
+        self._kept_back.append(event)
+        self.settle()
+
+    def settle(self) -> None:
+        """Write what was kept back, if this process leads for certain by now."""
+        if not self._leads():
+            return
+        events, self._kept_back = self._kept_back, []
+        if self._writer is None or not events:
             return
         try:
-            self._writer.write(event)
+            self._writer.write_all(events)
         except OSError as error:  # a full disk: the ledger says so, and ends the run
             log.warning("%s", error)
 
     def close(self) -> None:
+        self.settle()
         if self._writer is not None:
             self._writer.close()

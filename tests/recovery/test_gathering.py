@@ -14,6 +14,7 @@ from bus.virtual_time import run
 from coordinator.gathering import Gathering
 from coordinator.job import Job
 from coordinator.launch import Launch
+from coordinator.leadership import SOLE
 from coordinator.messages import ROLES, Following, Join
 from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory
@@ -53,8 +54,8 @@ def test_a_run_begins_again_where_every_role_can_be_had_with_or_without_a_spare(
         if begun:
             directory.ledger.write_bytes(msgspec.json.encode(Event("admitted", ["t0"], group=0, task=5)) + b"\n")
         launch = Launch(job=Job(), placement=Placement([]), affinity=NO_GPU, job_directory=tmp_path, local_roles=())
-        unused = cast(Any, None)  # the metadata store, and the term
-        led = Led(unused, unused, shards=[], followers=Followers(there), journal=JournalReader(directory.ledger))
+        store, term = cast(Any, None), cast(Any, SOLE)
+        led = Led(store, term, shards=[], followers=Followers(there), journal=JournalReader(directory.ledger))
         return Gathering(launch, directory, PlainProgress(1, io.StringIO()), led)._something_is_missing()
 
     assert run(decided()) is again
