@@ -21,8 +21,9 @@ import msgspec
 
 from actors.core import Actor, Ref, handler
 from actors.core.leader import Leader
+from actors.env.messages import Noted
 from actors.telemetry import SpansTaken
-from bus.message import NodeAddress
+from bus.message import BusError, NodeAddress
 from coordinator.messages import (
     Announce,
     BeginAgain,
@@ -38,6 +39,7 @@ from coordinator.messages import (
     RoleFailed,
     RunOver,
     StandBy,
+    StandbyGone,
     Take,
 )
 
@@ -45,6 +47,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_LEAVES_S = 0.05
 """Before a node ends what it does: by then whoever ordered it has been answered."""
+
+TOLD_S = 60.0
+TOLD_RETRIES = 10
 
 NOBODY = Ref(NodeAddress("nobody", "", "", 0), "nobody")
 """Followed by a node that has not joined yet."""
@@ -110,6 +115,17 @@ class Allegiance(Actor):
         """A role cannot go on: whoever leads, or leads next, is told."""
         self._failures.append(failure)
         self.leader.tell(self.node, failure)
+
+    def lost_standby(self, reason: str) -> None:
+        """The standby coordinator beside this node is gone for good. Whoever leads next sees that for itself."""
+        if self._join is not None:
+            self.node.background(self._tell_of_standby(StandbyGone(self.node.address, reason)))
+
+    async def _tell_of_standby(self, gone: StandbyGone) -> None:
+        try:
+            await self.node.ask(self.leader.ref, gone, Noted, timeout_s=TOLD_S, retries=TOLD_RETRIES)
+        except BusError as error:
+            log.warning("the leader does not know that there is no standby here (%s): %s", gone.reason, error)
 
     @handler(urgent=True)
     async def follow(self, message: Follow) -> Following:

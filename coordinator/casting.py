@@ -1,29 +1,22 @@
-"""Who may have which role of a run: what a node that joins gets, which spare steps in, who has the standby coordinator.
+"""Who may have which role of a run: what a node that joins gets, and which spare steps in.
 
-Invariants:
-
-- a role other than env has one holder; a node that asks for one that somebody has, or is to have, or whose host is in
-  quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with them, has them;
-- of the nodes that can have a standby coordinator beside them, one has it at a time, where another process could open
-  the metadata store from another host (ZooKeeper).
+Invariant: a role other than env has one holder; a node that asks for one that somebody has, or is to have, or whose
+host is in quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with them,
+has them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from bus.message import NodeAddress
 from coordinator.hostbook import HostBook
 from coordinator.job import Job
 from coordinator.messages import Changed, HostFacts, HostList, Join, Role
 from coordinator.muster import fittest, host_of, member_of
 
 log = logging.getLogger(__name__)
-
-OTHERS_CAN_OPEN = "zk://"
 
 
 class Casting:
@@ -73,34 +66,28 @@ class Casting:
         self.book.given(chosen.host, chosen.node, ["env"])
         return spares[chosen.node]
 
-    def next_standby(self, joins: Iterable[Join], here: NodeAddress) -> Join | None:
-        """The node that is to start a standby coordinator, where there is none. ``here``: where this process is."""
-        able, barred = [], self.book.barred()
-        for join in joins:
-            if join.standby and not _is_this_process(join, here):
-                return None
-            if join.standby == 0 and host_of(join.node) not in barred:
-                able.append(join)
-        if not able or not self.job.coordinator.store.startswith(OTHERS_CAN_OPEN):
-            return None
-        return min(able, key=lambda join: join.node.name)
-
     # ---- for people ----------------------------------------------------------------------------------------------
 
-    def describe(self, joins: Iterable[Join]) -> HostList:
+    def describe(self, joins: Iterable[Join], why_no_standby: Callable[[Sequence[Join]], str]) -> HostList:
         """Every host that takes part or is left out."""
         barred = self.book.barred()
         nodes: dict[str, list[Join]] = {host: [] for host in barred}
         for join in joins:
             nodes.setdefault(host_of(join.node), []).append(join)
-        return HostList([self._facts(host, there, barred.get(host, 0.0)) for host, there in sorted(nodes.items())])
+        return HostList(
+            [
+                self._facts(host, there, barred.get(host, 0.0), why_no_standby(there))
+                for host, there in sorted(nodes.items())
+            ]
+        )
 
-    def _facts(self, host: str, joins: Sequence[Join], barred_s: float) -> HostFacts:
+    def _facts(self, host: str, joins: Sequence[Join], barred_s: float, no_standby: str) -> HostFacts:
         roles = sorted({role for join in joins for role in join.roles})
         state: Literal["in use", "spare", "quarantined"] = "quarantined" if barred_s else "in use" if roles else "spare"
         standby = any(join.standby for join in joins)
         names = [join.node.name for join in joins]
-        return HostFacts(host, state, names, list(roles), standby, self.book.failures(host), barred_s)
+        failures = self.book.failures(host)
+        return HostFacts(host, state, names, list(roles), standby, failures, barred_s, no_standby)
 
     def release(self, host: str) -> Changed:
         """Raises ``ValueError`` for a host that is not left out."""
@@ -108,8 +95,3 @@ class Casting:
             barred = ", ".join(self.book.barred()) or "none"
             raise ValueError(f"host {host} is not in quarantine; those that are: {barred}")
         return Changed(f"{host} may be given roles again")
-
-
-def _is_this_process(other: Join, here: NodeAddress) -> bool:
-    """Whether what it started as a standby leads by now."""
-    return other.standby == os.getpid() and host_of(other.node) == host_of(here)

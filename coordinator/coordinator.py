@@ -90,7 +90,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
         self._warn = warn
         self.dismisses = True
         """Whether the others end with this actor."""
-        news, patience = News(failed, joined, left), Patience(silence_s, least_silence_s)
+        news, patience = News(failed, joined, left, warn), Patience(silence_s, least_silence_s)
         self.roster = Roster(self, welcome, hosts or HostBook(), news, patience)
         self.dispatcher = Dispatcher(scheduler, terms, lambda: asyncio.get_running_loop().time())
         self.ticket_desk = TicketDesk(scheduler, self.dispatcher, self, journal)

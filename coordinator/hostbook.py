@@ -5,6 +5,7 @@
     {"time":1796042003.9,"event":"given","host":"10.0.0.4","node":"spare-3","roles":["proxy"]}
     {"time":1796042009.4,"event":"up","host":"10.0.0.4","node":"spare-3","roles":["proxy"]}
     {"time":1796043000.0,"event":"released","host":"10.0.0.2"}
+    {"time":1796043100.2,"event":"standby_gone","host":"10.0.0.4","node":"spare-3","reason":"..."}
 
 Invariants:
 
@@ -36,7 +37,7 @@ class HostEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """See the module docstring. ``lost``: the node is gone; ``failed``: its role cannot go on."""
 
     time: float
-    event: Literal["lost", "failed", "quarantined", "given", "up", "released"]
+    event: Literal["lost", "failed", "quarantined", "given", "up", "released", "standby_gone"]
     host: str
     node: str = ""
     roles: list[Role] = []
@@ -83,6 +84,10 @@ class HostBook:
 
     def up(self, host: str, node: str, role: Role) -> None:
         self._write(HostEvent(self._clock(), "up", host, node, [role]))
+
+    def lost_standby(self, host: str, node: str, reason: str) -> None:
+        """The standby coordinator beside a spare is not started again."""
+        self._write(HostEvent(self._clock(), "standby_gone", host, node, reason=reason))
 
     def release(self, host: str) -> bool:
         """Let a host back in; whether it was left out."""

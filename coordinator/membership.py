@@ -72,7 +72,8 @@ class Membership:
         self._terms = terms
         self.say = say
         self._key = read_key(terms.key_file) if terms.key_file is not None else None
-        self._standby = Standby(terms.host, terms.key_file) if not terms.roles else None
+        self._standby = Standby(terms.host, terms.key_file, self._lost_standby) if not terms.roles else None
+        self._sitting: _Sitting | None = None
         self._over: asyncio.Future[str | BeginAgain] = asyncio.get_running_loop().create_future()
         self._hardware: Hardware | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -114,7 +115,7 @@ class Membership:
         if self._over.done():  # of the sitting before
             self._over = asyncio.get_running_loop().create_future()
         async with pulse(terms.host) as place, Node(terms.name, host=terms.host, key=self._key) as node:
-            sitting = _Sitting(terms, node, place, self, ends)
+            sitting = self._sitting = _Sitting(terms, node, place, self, ends)
             starting = asyncio.create_task(sitting.start())
             try:
                 first: set[asyncio.Future[Any]] = {starting, self._over}
@@ -123,6 +124,7 @@ class Membership:
                     self.ready(node, f"{', '.join(sitting.roles) or 'spare'} is ready for run {starting.result()}")
                 return await self._over
             finally:
+                self._sitting = None
                 if self._final:
                     tell_stopping("ending")
                 starting.cancel()
@@ -145,6 +147,12 @@ class Membership:
     def stand_by(self, run_directory: Path) -> None:
         if self._standby is not None:
             self._standby.start(run_directory)
+
+    def _lost_standby(self, reason: str) -> None:
+        """Between two sittings nobody is told: the next join says that there is none."""
+        self.say(f"{self._terms.name}: no standby coordinator is here any more: {reason}")
+        if self._sitting is not None:
+            self._sitting.lost_standby(reason)
 
 
 class _Sitting(Spare):
@@ -202,6 +210,9 @@ class _Sitting(Spare):
 
     def standby_pid(self) -> int | None:
         return self._owner.standby_pid()
+
+    def lost_standby(self, reason: str) -> None:
+        self._allegiance.lost_standby(reason)
 
     def take(self, roles: list[Role]) -> None:
         self.roles = list(roles)

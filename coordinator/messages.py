@@ -124,6 +124,13 @@ class StandBy(msgspec.Struct, frozen=True):
     run_directory: str
 
 
+class StandbyGone(msgspec.Struct, frozen=True):
+    """From a spare: the standby coordinator beside it has ended and is not started again. Answered with ``Noted``."""
+
+    node: NodeAddress
+    reason: str
+
+
 class Obeyed(msgspec.Struct, frozen=True):
     """An order to a node has arrived."""
 
@@ -206,6 +213,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     standby: bool  # whether a standby coordinator is there
     failures: int  # that count towards a quarantine
     barred_s: float  # for how much longer it is left out
+    no_standby: str = ""  # why there is none, where there was to be one
 
 
 class HostList(msgspec.Struct, frozen=True):

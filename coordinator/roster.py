@@ -24,6 +24,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from actors.core import Actor, Node, Ref, handler
+from actors.env.messages import Noted
 from bus.message import BusError
 from coordinator.casting import Casting
 from coordinator.hostbook import HostBook
@@ -48,18 +49,16 @@ from coordinator.messages import (
     Role,
     RoleFailed,
     RunOver,
-    StandBy,
+    StandbyGone,
     Take,
     Welcome,
 )
 from coordinator.muster import host_of
 from coordinator.pulse import until_gone
+from coordinator.standbys import Standbys
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-ORDERED = -1
-"""Process id of a standby that is about to start."""
 
 JOIN_S = 60.0
 """How long a node that begins again may take to end what it has and to join. It starts its roles after that."""
@@ -94,6 +93,7 @@ class News(msgspec.Struct, frozen=True):
     failed: Callable[[BaseException], None]
     joined: Callable[[Join], None]
     left: Callable[[str], None]
+    warn: Callable[[str], None]  # a person
 
 
 class Roster:
@@ -107,6 +107,14 @@ class Roster:
         self._news = news
         self._patience = patience
         self._joins: dict[str, Join] = {}
+        self.standbys = Standbys(
+            hands,
+            self._joins,
+            book,
+            store=self.casting.job.coordinator.store,
+            run_directory=welcome.run_directory,
+            warn=news.warn,
+        )
         self._roles: dict[Role, asyncio.Future[Ref]] = {role: loop.create_future() for role in ROLES}
         self._vacant: set[Role] = set()  # that somebody had
         self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
@@ -124,6 +132,10 @@ class Roster:
     def joins(self) -> list[Join]:
         """Who takes part at the moment."""
         return list(self._joins.values())
+
+    def describe(self) -> HostList:
+        """For people: every host that takes part or is left out."""
+        return self.casting.describe(self._joins.values(), self.standbys.why_none)
 
     def _others(self) -> list[Join]:
         here = self._hands.node.address.name
@@ -155,7 +167,7 @@ class Roster:
         self._news.joined(taken)
         if not here:
             self._watch(taken)
-        self._see_to_a_standby()
+        self.standbys.see_to_one()
         return msgspec.structs.replace(self._welcome, roles=roles)
 
     def welcome_at(self, checkpoint: Path, version: int) -> None:
@@ -205,23 +217,6 @@ class Roster:
             if missing:
                 self._end_for(join, why, role=missing[0])
 
-    # ---- the standby coordinator ---------------------------------------------------------------------------------
-
-    def _see_to_a_standby(self) -> None:
-        able = self.casting.next_standby(self._joins.values(), self._hands.node.address)
-        if able is not None:
-            self._joins[able.node.name] = msgspec.structs.replace(able, standby=ORDERED)
-            self._hands.node.background(self._order_a_standby(able))
-
-    async def _order_a_standby(self, at: Join) -> None:
-        """Where it cannot be, another node is to start it."""
-        if await self._hands.order(Ref(at.node, MEMBER), StandBy(self._welcome.run_directory), Obeyed):
-            return
-        now = self._joins.get(at.node.name)
-        if now is not None and now.node == at.node:
-            self._joins[at.node.name] = msgspec.structs.replace(now, standby=None)
-            self._see_to_a_standby()
-
     # ---- who goes ------------------------------------------------------------------------------------------------
 
     def _watch(self, join: Join) -> None:
@@ -248,7 +243,7 @@ class Roster:
     def _lost(self, name: str, why: str) -> None:
         join = self._joins.pop(name)
         self._news.left(name)
-        self._see_to_a_standby()
+        self.standbys.see_to_one()
         self._fell("lost", join, why)
         if not join.roles:
             log.error("spare %s is lost: %s", name, why)
@@ -333,8 +328,13 @@ class RosterHandlers(Actor):
         self.roster.failed(message)
 
     @handler
+    async def standby_gone(self, message: StandbyGone) -> Noted:
+        self.roster.standbys.lost(message.node, message.reason)
+        return Noted()
+
+    @handler
     async def hosts(self, message: GetHosts) -> HostList:
-        return self.roster.casting.describe(self.roster.joins)
+        return self.roster.describe()
 
     @handler
     async def release_host(self, message: ReleaseHost) -> Changed:

@@ -189,6 +189,7 @@ class Desk(Actor):
         text = Exposition()
         await figures.add_nodes(text, await self._surveyor.take())
         figures.add_run(text, self._state, self._scheduler)
+        figures.add_hosts(text, self._coordinator.roster.describe())
         figures.add_shards(text, self._shards)
         about = "Whether a part of the run answered."
         try:

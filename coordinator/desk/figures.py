@@ -19,6 +19,7 @@ from actors.proxy.messages import ProxyState
 from coordinator.admin import RunState
 from coordinator.desk.exposition import Exposition
 from coordinator.desk.messages import Survey
+from coordinator.messages import HostList
 from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.metadata.measured import Shard
 from coordinator.scheduling.ledger import Balance
@@ -149,6 +150,13 @@ def add_environments(text: Exposition, states: Sequence[EnvState]) -> None:
         events.update(state.counters)
     for event, count in sorted(events.items()):
         text.counter("rollart_env_events", "Events of the env hosts, by kind.", count, event=event)
+
+
+def add_hosts(text: Exposition, hosts: HostList) -> None:
+    """Who would lead the run on, and who is left out of it."""
+    standing, barred = "Standby coordinators beside spares.", "Hosts in quarantine."
+    text.gauge("rollart_standby_coordinators", standing, sum(host.standby for host in hosts.hosts))
+    text.gauge("rollart_hosts_quarantined", barred, sum(host.state == "quarantined" for host in hosts.hosts))
 
 
 def add_shards(text: Exposition, shards: Sequence[Shard]) -> None:

@@ -1,7 +1,11 @@
 """The standby coordinator beside a spare: a process of its own, which outlives the spare's if need be.
 
-Invariant: at most one runs, and none is left once ``stop`` has returned. One that ends by itself has nothing more to
-do (the run is over), or is started again, ``RESTARTS`` times: a leader that was deposed stands by again.
+    start --> stands by, or leads --DONE, INTERRUPTED--> nothing more to do: the run is over
+                 ^          |
+                 +--AGAIN_S-+-- RESTARTS times within STEADY_S of each other --> given up, with a reason
+
+Invariant: at most one runs, and none is left once ``stop`` has returned. One that ends by itself is started again (a
+leader that was deposed stands by again), or whoever asked for it is told why there is none any more.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.launching.exits import DONE, INTERRUPTED
@@ -17,6 +22,9 @@ from coordinator.launching.exits import DONE, INTERRUPTED
 log = logging.getLogger(__name__)
 
 RESTARTS = 3
+STEADY_S = 600.0
+"""One that has lasted so long is not counted among those that end as soon as they begin."""
+
 AGAIN_S = 1.0
 OVER_S = 30.0
 """How long one may take to notice that its run is over."""
@@ -26,11 +34,12 @@ END_S = 330.0
 
 
 class Standby:
-    """See the module docstring."""
+    """See the module docstring. ``gave_up`` is told why it is not started again."""
 
-    def __init__(self, host: str, key_file: Path | None) -> None:
+    def __init__(self, host: str, key_file: Path | None, gave_up: Callable[[str], None]) -> None:
         key = [] if key_file is None else ["--key-file", str(key_file)]
         self._words = [sys.executable, "-m", "coordinator.commands.start", "coordinator", "--host", host, *key]
+        self._gave_up = gave_up
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -46,23 +55,39 @@ class Standby:
             self._keeping = asyncio.create_task(self._keep(run_directory))
 
     async def _keep(self, run_directory: Path) -> None:
+        loop, left = asyncio.get_running_loop(), RESTARTS
         log_path = run_directory / "logs" / "standby.out"
-        for _ in range(1 + RESTARTS):
-            with log_path.open("ab") as out:
-                self._process = await asyncio.create_subprocess_exec(
-                    *self._words,
-                    "--standby-of",
-                    str(run_directory),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    start_new_session=True,
-                )
-            status = await self._process.wait()
+        while True:
+            began = loop.time()
+            try:
+                status = await self._ended_with(run_directory, log_path)
+            except OSError as error:
+                self._gave_up(f"it cannot be started: {error}")
+                return
             if status in (DONE, INTERRUPTED):
                 return
-            log.warning("the standby coordinator ended with status %d; see %s", status, log_path)
+            how = f"status {status}" if status >= 0 else f"signal {-status}"
+            log.warning("the standby coordinator ended with %s; see %s", how, log_path)
+            left = RESTARTS if loop.time() - began >= STEADY_S else left
+            if left == 0:
+                self._gave_up(f"it ended {1 + RESTARTS} times in a row, the last time with {how}; see {log_path}")
+                return
+            left -= 1
             await asyncio.sleep(AGAIN_S)
+
+    async def _ended_with(self, run_directory: Path, log_path: Path) -> int:
+        """The status of one process from its start to its end. Raises ``OSError``."""
+        with log_path.open("ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._words,
+                "--standby-of",
+                str(run_directory),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        return await self._process.wait()
 
     async def stop(self, *, grace_s: float = 0.0) -> None:
         """Let it end; it is asked to once, if it has not by itself after ``grace_s``: a second signal would cut short

@@ -164,7 +164,7 @@ def _hosts(answer: HostList) -> str:
             one.host,
             one.state if one.state != "quarantined" else f"quarantined for {one.barred_s:.0f} s",
             ", ".join(one.roles) or "-",
-            "yes" if one.standby else "-",
+            "yes" if one.standby else f"no: {one.no_standby}" if one.no_standby else "-",
             one.failures,
             ", ".join(one.nodes) or "-",
         )

@@ -21,6 +21,7 @@ from coordinator.admin import RunState
 from coordinator.desk import figures
 from coordinator.desk.exposition import Exposition
 from coordinator.desk.messages import SeenNode, Survey
+from coordinator.messages import HostFacts, HostList
 from coordinator.metadata.measured import Shard
 from coordinator.scheduling.ledger import Balance, Ledger
 from coordinator.scheduling.rolling import RollingScheduler, Rules
@@ -131,6 +132,9 @@ async def everything() -> str:
     figures.add_environments(text, [EnvState([running], {"stored": 3}), EnvState([running], {"stored": 4})])
     shard = Shard("zk1:2181")
     shard.of("write").took(0.003)
+    spare = HostFacts("10.0.0.4", "spare", ["spare-3"], [], True, 0, 0.0)
+    barred = HostFacts("10.0.0.2", "quarantined", [], [], False, 3, 540.0)
+    figures.add_hosts(text, HostList([barred, spare]))
     figures.add_shards(text, [shard])
     return str(text)
 
@@ -174,6 +178,7 @@ async def test_figures_mean_what_the_parts_said() -> None:
     assert found["rollart_trajectories_ended_total", (("outcome", "lost"), ("reason", "env_failed"))] == 2
     assert found["rollart_env_events_total", (("event", "stored"),)] == 7
     assert found["rollart_env_running", (("waiting_for", "engine"),)] == 2
+    assert (found["rollart_standby_coordinators", ()], found["rollart_hosts_quarantined", ()]) == (1, 1)
     assert (
         found["rollart_store_call_seconds_bucket", (("le", "0.005"), ("operation", "write"), ("shard", "zk1:2181"))]
         == 1

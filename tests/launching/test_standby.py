@@ -14,12 +14,18 @@ from coordinator.launching.standby import Standby
 LIMIT_S = 60.0
 
 
-def beside(directory: Path, script: str, scenario: Callable[[Standby], Awaitable[None]]) -> list[str]:
-    """What the script said, run as a standby through a scenario."""
+def beside(
+    directory: Path,
+    script: str,
+    scenario: Callable[[Standby], Awaitable[None]],
+    *,
+    gave_up: Callable[[str], None] = pytest.fail,
+) -> list[str]:
+    """What the script said, run as a standby through a scenario; by default it must not be given up."""
     (directory / "logs").mkdir()
 
     async def main() -> None:
-        child = Standby("127.0.0.1", None)
+        child = Standby("127.0.0.1", None, gave_up)
         child._words = ["sh", "-c", script]
         async with asyncio.timeout(LIMIT_S):
             child.start(directory)
@@ -35,18 +41,54 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize(("status", "times"), [(0, 1), (130, 1), (75, 4), (76, 4), (1, 4)])
-def test_one_that_has_nothing_more_to_do_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, times: int
+async def to_the_end(child: Standby) -> None:
+    assert child._keeping is not None
+    await child._keeping
+    assert child.pid == 0
+
+
+@pytest.mark.parametrize("status", [0, 130])
+def test_one_that_has_nothing_more_to_do_is_not_started_again(tmp_path: Path, status: int) -> None:
+    assert beside(tmp_path, f"echo began; exit {status}", to_the_end) == ["began"]
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("exit 75", "status 75"), ("exit 76", "status 76"), ("exit 1", "status 1"), ("kill -9 $$", "signal 9")],
+)
+def test_one_that_ends_again_and_again_is_given_up_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, how: str
 ) -> None:
     monkeypatch.setattr(standby, "AGAIN_S", 0.01)
+    reasons: list[str] = []
+    assert beside(tmp_path, f"echo began; {end}", to_the_end, gave_up=reasons.append) == ["began"] * 4
+    out = tmp_path / "logs" / "standby.out"
+    assert reasons == [f"it ended 4 times in a row, the last time with {how}; see {out}"]
 
-    async def to_the_end(child: Standby) -> None:
-        assert child._keeping is not None
-        await child._keeping
-        assert child.pid == 0
 
-    assert beside(tmp_path, f"echo began; exit {status}", to_the_end) == ["began"] * times
+def test_one_that_has_lasted_is_started_again_however_often_it_has_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "AGAIN_S", 0.01)
+    monkeypatch.setattr(standby, "STEADY_S", 0.0)
+    said = tmp_path / "logs" / "standby.out"
+    script = f"echo began; test $(wc -l < {said}) -lt 7 && exit 1; exit 0"
+    reasons: list[str] = []
+
+    assert beside(tmp_path, script, to_the_end, gave_up=reasons.append) == ["began"] * 7
+    assert reasons == []
+
+
+def test_one_that_cannot_be_started_is_given_up_at_once(tmp_path: Path) -> None:
+    reasons: list[str] = []
+
+    async def to_the_end_of(child: Standby) -> None:
+        child._words = [str(tmp_path / "nowhere")]
+        await to_the_end(child)
+
+    assert beside(tmp_path, "", to_the_end_of, gave_up=reasons.append) == []
+    assert len(reasons) == 1
+    assert reasons[0].startswith("it cannot be started: [Errno 2] No such file or directory")
 
 
 def test_it_is_asked_to_end_once_however_often_it_is_stopped(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from coordinator.messages import (
     Welcome,
 )
 from coordinator.roster import Patience, Roster
+from coordinator.standbys import next_standby
 from hwprobe import AffinityMap, encode
 from tests.scheduling.cluster import Cluster, cluster
 from tests.scheduling.support import rules
@@ -192,6 +193,9 @@ def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
             await first.join(made, [], standby=0)
             await asyncio.sleep(1.0)
             assert [join.standby for join in made.coordinator.roster.joins] == [None]
+            (warning,) = made.warnings
+            assert warning.startswith("no standby coordinator beside s1: it cannot be there: ")
+            assert warning.endswith("the run directory is not visible; no other spare can have one")
             await second.join(made, [], standby=0)
             await asyncio.sleep(1.0)
             assert (first.standing_by, second.standing_by) == ([], [""])
@@ -201,16 +205,48 @@ def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
     run(scenario())
 
 
+def test_a_standby_that_is_gone_for_good_is_told_with_the_reason_and_the_next_spare_has_it() -> None:
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
+            first, second, third = Joined(made, "s1"), Joined(made, "s2"), Joined(made, "s3")
+            await first.join(made, [], standby=0)
+            await second.join(made, [], standby=0)
+            await asyncio.sleep(1.0)
+            assert (first.standing_by, second.standing_by) == ([""], [])
+            first.allegiance.lost_standby("it ended 4 times in a row, the last time with status 1")
+            await asyncio.sleep(1.0)
+            assert second.standing_by == [""]
+            second.allegiance.lost_standby("it cannot be started: no such file")
+            await asyncio.sleep(1.0)
+            assert made.warnings == [
+                "no standby coordinator beside s1: it ended 4 times in a row, the last time with status 1; "
+                "s2 is to have one",
+                "no standby coordinator beside s2: it cannot be started: no such file; no other spare can have one",
+            ]
+            hosts = (await made.admin.ask(made.ref, GetHosts(), HostList, timeout_s=5.0)).hosts
+            assert not any(host.standby for host in hosts)
+            assert {host.nodes[0]: host.no_standby for host in hosts} == {
+                "s1": "it ended 4 times in a row, the last time with status 1",
+                "s2": "it cannot be started: no such file",
+            }
+            await third.join(made, [], standby=0)
+            await asyncio.sleep(1.0)
+            assert third.standing_by == [""]
+            for each in (first, second, third):
+                await each.close()
+
+    run(scenario())
+
+
 def test_a_spare_whose_standby_leads_by_now_leaves_standing_by_to_another() -> None:
     async def scenario() -> None:
         async with cluster(rules(alpha=0, groups=1), job=OVER_ZOOKEEPER) as made:
-            casting = made.coordinator.roster.casting
             here = Join(made.node.address, [], 1, HARDWARE, standby=os.getpid())
             elsewhere = Join(NodeAddress("s2", "tcp://10.0.0.9:1", "tcp://10.0.0.9:2", 1), [], 1, HARDWARE, standby=0)
-            assert casting.next_standby([here, elsewhere], here.node) == elsewhere
-            assert casting.next_standby([here], here.node) is None
+            assert next_standby([here, elsewhere], here.node, []) == elsewhere
+            assert next_standby([here], here.node, []) is None
             other = msgspec.structs.replace(here, standby=os.getpid() + 1)
-            assert casting.next_standby([other, elsewhere], here.node) is None
+            assert next_standby([other, elsewhere], here.node, []) is None
 
     run(scenario())
 
@@ -312,7 +348,7 @@ def test_the_end_of_an_earlier_process_leaves_the_watch_over_its_successor(monke
 
         monkeypatch.setattr(roster, "until_gone", until_the_end)
         hands: Any = Hands()
-        news = roster.News(unheard, unheard, unheard)
+        news = roster.News(unheard, unheard, unheard, unheard)
         there = Roster(hands, Welcome("run", b"{}", "", "", "", 0), HostBook(), news, Patience(20.0))
         before = msgspec.structs.replace(elsewhere("spare-1"), pulse="first")
         now = msgspec.structs.replace(before, node=msgspec.structs.replace(before.node, epoch=2), pulse="second")

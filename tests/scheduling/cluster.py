@@ -141,6 +141,7 @@ class Cluster:
         self.coordinator = coordinator
         self.hosts: dict[str, PretendHost] = {}
         self.failures: list[BaseException] = []
+        self.warnings: list[str] = []
         self.journal: Written | FileJournal
         self._served = 0
         self.nodes: dict[str, Node] = {}
@@ -239,6 +240,7 @@ async def cluster(
     control, person = network.join(f"control{name}"), network.join(f"admin{name}")
     async with Node(f"control{name}", transport=control) as node, Node(f"admin{name}", transport=person) as admin:
         failures: list[BaseException] = []
+        warnings: list[str] = []
         coordinator = Coordinator(
             scheduler,
             Welcome("run", job, "", "", "", 0),
@@ -246,7 +248,7 @@ async def cluster(
             joined=_no_news,
             spans=_unexpected,
             desk=AdminDesk(RunState("run", 10), scheduler),
-            warn=_no_news,
+            warn=warnings.append,
             losses=LossWatch(10_000),
             silence_s=20.0,
             terms=terms or Terms(),
@@ -254,7 +256,7 @@ async def cluster(
         )
         ref = await node.spawn(lambda: coordinator, "coordinator", restarts=0)
         made = Cluster(network, node, admin, ref, coordinator)
-        made.failures, made.journal = failures, books
+        made.failures, made.warnings, made.journal = failures, warnings, books
         try:
             yield made
         finally:
