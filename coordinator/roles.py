@@ -18,7 +18,8 @@ from actors.core.hosting import ChildSpec
 from actors.core.leader import Leader
 from actors.core.pool import WorkerPool
 from actors.env.framing import framing_for
-from actors.env.manager import EnvHost, Peers
+from actors.env.manager import EnvHost
+from actors.env.peers import Peers
 from actors.env.tokenizers import load_tokenizer
 from actors.proxy.engines.protocol import EngineLimits
 from actors.proxy.fleet import EngineFleet

@@ -25,9 +25,9 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from actors.core import Actor, Ref, handler
-from actors.core.leader import Leader
 from actors.env.episode import Episode, Lost
 from actors.env.framing import ActionNotOneToken, Framing
+from actors.env.generation import Generation
 from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
@@ -48,14 +48,12 @@ from actors.env.messages import (
     Ticket,
     TicketsHere,
 )
+from actors.env.peers import Peers
 from actors.env.protocol import Observation
+from actors.env.settling import Settling
 from actors.env.urgency import is_urgent, turns_left
-from actors.proxy.engines.protocol import Completion, GenerateRequest
-from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
-from actors.reward.messages import Score, Scored
+from actors.proxy.messages import Finished, RequestFailed, TrajectoryEnded
 from actors.settings import EnvironmentSettings, RolloutSettings
-from actors.trainer.messages import Discard, Discarded, Store, Stored
-from actors.weightsync.messages import PUBLISH_TIMEOUT_S
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
 R = TypeVar("R")
@@ -63,8 +61,6 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 NOTHING = np.empty(0, np.int32)
-COMMAND_TIMEOUT_S = 10.0
-STORE_TIMEOUT_S = 30.0
 REPORT_TIMEOUT_S = 60.0
 REPORT_RETRIES = 10
 LEFT_WITHIN_S = 0.02
@@ -85,17 +81,6 @@ class Workers(Protocol):
     def kill(self, name: str) -> None: ...
 
 
-class Peers:
-    """Whom an env host talks to. Each may be one after the other."""
-
-    def __init__(
-        self, *, coordinator: Ref | Leader, proxy: Ref | Leader, reward: Ref | Leader, store: Ref | Leader
-    ) -> None:
-        self.leader, self.proxy, self.reward, self.store = (
-            each if isinstance(each, Leader) else Leader(each) for each in (coordinator, proxy, reward, store)
-        )
-
-
 class EnvHost(Actor):
     """Runs many EnvManagers; see the module docstring."""
 
@@ -111,24 +96,21 @@ class EnvHost(Actor):
         peers: Peers,
     ) -> None:
         self._environment = environment
-        self._rollout = rollout
-        self._reward_timeout_s = reward_timeout_s
         self._framing = framing
         self._pool = pool
         self._peers = peers
-        peers.proxy.on_follow(self._add_again)
         self._places = asyncio.Semaphore(concurrent)
         self._episodes: dict[str, Episode] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._tickets: dict[str, Ticket] = {}  # of the tasks
-        self._waiting: dict[str, asyncio.Future[Completion]] = {}
-        self._added: dict[str, Add] = {}  # of these, what the proxy was asked
-        self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
-        self._sampled_under = 0  # the newest version that an answer here was sampled under
         self._heard: dict[str, float] = {}  # worker -> when it last answered
         self._began = asyncio.Event()
         self._learner = LearnerVersion(version=0, alpha=1_000_000)
         self._counters: Counter[str] = Counter()
+        self._generation = Generation(
+            self, peers, rollout, environment=environment.name, framing=framing, counters=self._counters
+        )
+        self._settling = Settling(self, peers, reward_timeout_s=reward_timeout_s, check=self._check)
         self._more_wait = False
         self._left: list[str] = []
 
@@ -168,19 +150,11 @@ class EnvHost(Actor):
 
     @handler
     async def finished(self, message: Finished) -> None:
-        for completion in message.completions:
-            self._sampled_under = max(self._sampled_under, int(completion.versions.max(initial=0)))
-            future = self._waiting.pop(completion.request_id, None)
-            if future is None or future.done():
-                self._counters["late_completions"] += 1
-            else:
-                future.set_result(completion)
+        self._generation.finished(message.completions)
 
     @handler
     async def request_failed(self, message: RequestFailed) -> None:
-        future = self._waiting.pop(message.request_id, None)
-        if future is not None and not future.done():
-            future.set_exception(Lost("engine_failed", message.reason))
+        self._generation.failed(message.request_id, Lost("engine_failed", message.reason))
 
     @handler(urgent=True)
     async def tickets_here(self, message: GetTickets) -> TicketsHere:
@@ -270,7 +244,7 @@ class EnvHost(Actor):
             return episode.outcome("evaluated", episode.env_return)
         if self._more_wait:
             self._tell_left(episode.ticket.id)
-        return await self._settle(episode)
+        return await self._settling.settle(episode)
 
     def _tell_left(self, ticket: str) -> None:
         self._left.append(ticket)
@@ -282,6 +256,10 @@ class EnvHost(Actor):
         if left:
             self._peers.leader.tell(self.node, LeftPlaces(left))
 
+    def _check(self, episode: Episode) -> None:
+        """Raises ``Lost``."""
+        episode.check(self._learner)
+
     async def _place(self, episode: Episode) -> None:
         """Wait for a free place, as long as others keep them (each is bound by its own deadlines), or to be stopped."""
         acquiring = asyncio.ensure_future(self._places.acquire())
@@ -289,14 +267,14 @@ class EnvHost(Actor):
         try:
             await acquiring
         except asyncio.CancelledError:
-            episode.check(self._learner)  # raises if it was stopped; else this host is being stopped
+            self._check(episode)  # raises if it was stopped; else this host is being stopped
             raise
         finally:
             episode.interrupt = None
 
     async def _play(self, episode: Episode) -> None:
         """From reset to the last step."""
-        episode.check(self._learner)
+        self._check(episode)
         worker_name = self._pool.pick()
         episode.state = "reset"
         try:
@@ -328,118 +306,20 @@ class EnvHost(Actor):
 
     async def _act(self, episode: Episode, observation: Observation) -> str:
         """One turn: what the policy answers to an observation."""
-        episode.check(self._learner)
+        self._check(episode)
         episode.state = "engine"
         try:
             allowed = self._framing.allowed(observation.actions) if observation.actions else None
         except ActionNotOneToken as error:
             raise Lost("env_failed", str(error)) from None
         left = turns_left(self._environment.max_turns, episode.recorder.turns, observation.turns_left)
-        completion = await self._generate(episode, allowed, urgent=is_urgent(episode.ticket.purpose, left))
+        completion = await self._generation.generate(episode, allowed, urgent=is_urgent(episode.ticket.purpose, left))
         if completion.finish_reason == "aborted":
             raise Lost(episode.stop_reason or "aborted", "aborted while it generated")
         text = self._framing.action(completion.tokens)
         episode.recorder.sampled(completion.tokens, completion.logprobs, completion.versions, allowed, text)
         episode.took(completion.tokens)
         return text
-
-    async def _generate(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> Completion:
-        ticket, recorder = episode.ticket, episode.recorder
-        request = GenerateRequest(
-            request_id=ticket.request(recorder.turns),
-            trajectory=ticket.id,
-            prompt=recorder.prompt(),
-            max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,
-            temperature=ticket.temperature,
-            allowed_token_ids=allowed,
-            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
-            seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
-            urgent=urgent,
-            from_version=ticket.from_version,
-        )
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = future
-        waited_for, timeout_s = self._wait_for(request)
-        episode.interrupt = lambda: self._abort(request.request_id)
-        try:
-            add = self._added[request.request_id] = Add(request, self.ref, self._environment.name)
-            while True:
-                await self._add(add)
-                if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
-                    self._abort(request.request_id)
-                try:
-                    return await self._answer(request.request_id, future, timeout_s)
-                except TimeoutError:
-                    if not self._proxy_is_gone():
-                        raise
-                # Then the next ADD waits for its successor, as long as that may take.
-        except DeadlineExceeded as error:
-            self._abort(request.request_id)
-            raise Lost("proxy_timeout", str(error)) from None
-        except TimeoutError:
-            self._abort(request.request_id)
-            raise Lost(
-                "generation_timeout",
-                f"trajectory {ticket.id} waited for {waited_for}, turn {recorder.turns}: no answer within "
-                f"{timeout_s:g} s",
-            ) from None
-        finally:
-            episode.interrupt = None
-            self._waiting.pop(request.request_id, None)
-            self._added.pop(request.request_id, None)
-
-    async def _answer(self, request_id: str, future: asyncio.Future[Completion], timeout_s: float) -> Completion:
-        """Raises ``TimeoutError``."""
-        try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                self._deadlines[request_id] = deadline
-                return await asyncio.shield(future)
-        finally:
-            del self._deadlines[request_id]
-
-    def _proxy_is_gone(self) -> bool:
-        """Whether there is none just now."""
-        return self.node.is_gone(self._peers.proxy.ref.node)
-
-    def _wait_for(self, request: GenerateRequest) -> tuple[str, float]:
-        """What a turn waits for, by name, and how long: engines keep a first one until they have its version, which is
-        on its way to them as long as nothing is known to have been sampled under it."""
-        if request.from_version > self._sampled_under:
-            what = f"version {request.from_version} to be published, and an engine"
-            return what, PUBLISH_TIMEOUT_S + self._rollout.turn_timeout_s
-        return "an engine", self._rollout.turn_timeout_s
-
-    async def _add(self, add: Add) -> None:
-        await self._peers.proxy.ask(
-            self.node,
-            add,
-            Accepted,
-            timeout_s=COMMAND_TIMEOUT_S,
-            retries=3,
-            about=f"trajectory {add.request.trajectory}",
-        )
-
-    def _add_again(self, proxy: Ref) -> None:
-        """A proxy's successor knows nothing of what that one was asked."""
-        for add in self._added.values():
-            self._counters["requests_of_an_earlier_proxy"] += 1
-            self.node.background(self._add_to_successor(add))
-
-    async def _add_to_successor(self, add: Add) -> None:
-        try:
-            await self._add(add)
-        except BusError as error:
-            future = self._waiting.get(add.request.request_id)
-            if future is not None and not future.done():
-                future.set_exception(Lost("proxy_timeout", str(error)))
-            return
-        deadline = self._deadlines.get(add.request.request_id)
-        if deadline is not None and not deadline.expired():  # it begins anew there
-            _, timeout_s = self._wait_for(add.request)
-            deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
-
-    def _abort(self, request_id: str) -> None:
-        self._peers.proxy.tell(self.node, Abort(request_id))
 
     async def _in_worker(
         self, worker: Ref, name: str, message: ResetEnv | StepEnv, reply: type[R], episode: Episode
@@ -470,47 +350,3 @@ class EnvHost(Actor):
         silence_s = asyncio.get_running_loop().time() - self._heard.get(worker, -math.inf)
         if silence_s >= HANGING_SHARE * self._environment.step_timeout_s:
             self._pool.kill(worker)
-
-    # ---- after the last step -------------------------------------------------------------------------------------
-
-    async def _settle(self, episode: Episode) -> Outcome:
-        """Score the trajectory and hand its bytes to the trainer's store."""
-        episode.state = "reward"
-        reward = await self._score(episode)
-        episode.state = "store"
-        episode.check(self._learner)
-        ticket = episode.ticket.id
-        try:
-            store = Store(episode.finish(reward), episode.metrics)
-            await self._peers.store.ask(
-                self.node, store, Stored, timeout_s=STORE_TIMEOUT_S, retries=3, about=f"trajectory {ticket}"
-            )
-        except (BusError, OSError) as error:
-            self.node.background(self._discard(ticket))  # it may have arrived all the same
-            raise Lost("store_failed", str(error)) from None
-        return episode.outcome("stored", reward)
-
-    async def _discard(self, ticket: str) -> None:
-        try:
-            await self._peers.store.ask(
-                self.node, Discard([ticket]), Discarded, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES
-            )
-        except BusError as error:  # it takes up room there until the run is resumed
-            log.info("trajectory %s was not discarded: %s", ticket, error)
-
-    async def _score(self, episode: Episode) -> float:
-        message = Score(episode.finish())
-        about = f"trajectory {episode.ticket.id}"
-        try:
-            scored = await self._peers.reward.ask(
-                self.node, message, Scored, timeout_s=self._reward_timeout_s, retries=3, about=about
-            )
-        except DeadlineExceeded as error:
-            raise Lost("reward_timeout", str(error)) from None
-        except RemoteError as error:
-            raise Lost("reward_failed", error.remote_message) from None
-        except BusError as error:
-            raise Lost("reward_failed", str(error)) from None
-        if not math.isfinite(scored.reward):
-            raise Lost("reward_failed", f"{about} scored {scored.reward}: expected a finite number")
-        return scored.reward

@@ -12,7 +12,7 @@ import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
 from actors.env.framing import TextFraming
-from actors.env.manager import EnvHost, Peers
+from actors.env.manager import EnvHost
 from actors.env.messages import (
     CloseEnv,
     DescribeEnv,
@@ -29,6 +29,7 @@ from actors.env.messages import (
     StepEnv,
     Ticket,
 )
+from actors.env.peers import Peers
 from actors.env.protocol import Observation, Step
 from actors.env.tokenizers import ByteTokenizer
 from actors.proxy.engines.protocol import Completion, FinishReason, GenerateRequest

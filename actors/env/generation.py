@@ -1,0 +1,172 @@
+"""An env host's requests to the engines, by way of the proxy.
+
+    generate --Add--> proxy --> engine --Finished--> a completion
+        ^               |
+        +-- it is gone: the same Add, to its successor
+
+Invariant: every request ends, by its deadline, in one completion or in a loss with a name. What the proxy before had
+not answered is asked of its successor, where its time begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from actors.core import Ref
+from actors.env.episode import Episode, Lost
+from actors.env.framing import Framing
+from actors.env.peers import Hands, Peers
+from actors.proxy.engines.protocol import Completion, GenerateRequest
+from actors.proxy.messages import Abort, Accepted, Add
+from actors.settings import RolloutSettings
+from actors.weightsync.messages import PUBLISH_TIMEOUT_S
+from bus.message import BusError, DeadlineExceeded
+
+COMMAND_TIMEOUT_S = 10.0
+
+
+class Generation:
+    """See the module docstring. ``environment``: its name, by which requests are routed."""
+
+    def __init__(
+        self,
+        hands: Hands,
+        peers: Peers,
+        rollout: RolloutSettings,
+        *,
+        environment: str,
+        framing: Framing,
+        counters: Counter[str],
+    ) -> None:
+        self._hands = hands
+        self._peers = peers
+        self._rollout = rollout
+        self._environment = environment
+        self._framing = framing
+        self._counters = counters
+        self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._added: dict[str, Add] = {}  # of these, what the proxy was asked
+        self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
+        self._sampled_under = 0  # the newest version that an answer here was sampled under
+        peers.proxy.on_follow(self._add_again)
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def finished(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            self._sampled_under = max(self._sampled_under, int(completion.versions.max(initial=0)))
+            future = self._waiting.pop(completion.request_id, None)
+            if future is None or future.done():
+                self._counters["late_completions"] += 1
+            else:
+                future.set_result(completion)
+
+    def failed(self, request_id: str, loss: Lost) -> None:
+        """It will not be answered."""
+        future = self._waiting.pop(request_id, None)
+        if future is not None and not future.done():
+            future.set_exception(loss)
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    async def generate(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> Completion:
+        """The next turn of a trajectory, of these tokens where there are any. Raises ``Lost``, ``BusError``."""
+        ticket, recorder = episode.ticket, episode.recorder
+        request = self._request(episode, allowed, urgent=urgent)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = future
+        waited_for, timeout_s = self._wait_for(request)
+        episode.interrupt = lambda: self._abort(request.request_id)
+        try:
+            add = self._added[request.request_id] = Add(request, self._hands.ref, self._environment)
+            while True:
+                await self._add(add)
+                if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
+                    self._abort(request.request_id)
+                try:
+                    return await self._answer(request.request_id, future, timeout_s)
+                except TimeoutError:
+                    if not self._proxy_is_gone():
+                        raise
+                # Then the next ADD waits for its successor, as long as that may take.
+        except DeadlineExceeded as error:
+            self._abort(request.request_id)
+            raise Lost("proxy_timeout", str(error)) from None
+        except TimeoutError:
+            self._abort(request.request_id)
+            raise Lost(
+                "generation_timeout",
+                f"trajectory {ticket.id} waited for {waited_for}, turn {recorder.turns}: no answer within "
+                f"{timeout_s:g} s",
+            ) from None
+        finally:
+            episode.interrupt = None
+            self._waiting.pop(request.request_id, None)
+            self._added.pop(request.request_id, None)
+
+    def _request(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> GenerateRequest:
+        ticket, recorder = episode.ticket, episode.recorder
+        return GenerateRequest(
+            request_id=ticket.request(recorder.turns),
+            trajectory=ticket.id,
+            prompt=recorder.prompt(),
+            max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,
+            temperature=ticket.temperature,
+            allowed_token_ids=allowed,
+            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
+            seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
+            urgent=urgent,
+            from_version=ticket.from_version,
+        )
+
+    async def _answer(self, request_id: str, future: asyncio.Future[Completion], timeout_s: float) -> Completion:
+        """Raises ``TimeoutError``."""
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                self._deadlines[request_id] = deadline
+                return await asyncio.shield(future)
+        finally:
+            del self._deadlines[request_id]
+
+    def _proxy_is_gone(self) -> bool:
+        """Whether there is none just now."""
+        return self._hands.node.is_gone(self._peers.proxy.ref.node)
+
+    def _wait_for(self, request: GenerateRequest) -> tuple[str, float]:
+        """What a turn waits for, by name, and how long: engines keep a first one until they have its version, which is
+        on its way to them as long as nothing is known to have been sampled under it."""
+        if request.from_version > self._sampled_under:
+            what = f"version {request.from_version} to be published, and an engine"
+            return what, PUBLISH_TIMEOUT_S + self._rollout.turn_timeout_s
+        return "an engine", self._rollout.turn_timeout_s
+
+    async def _add(self, add: Add) -> None:
+        about = f"trajectory {add.request.trajectory}"
+        node = self._hands.node
+        await self._peers.proxy.ask(node, add, Accepted, timeout_s=COMMAND_TIMEOUT_S, retries=3, about=about)
+
+    def _abort(self, request_id: str) -> None:
+        self._peers.proxy.tell(self._hands.node, Abort(request_id))
+
+    # ---- another proxy -------------------------------------------------------------------------------------------
+
+    def _add_again(self, proxy: Ref) -> None:
+        """A proxy's successor knows nothing of what that one was asked."""
+        for add in self._added.values():
+            self._counters["requests_of_an_earlier_proxy"] += 1
+            self._hands.node.background(self._add_to_successor(add))
+
+    async def _add_to_successor(self, add: Add) -> None:
+        try:
+            await self._add(add)
+        except BusError as error:
+            future = self._waiting.get(add.request.request_id)
+            if future is not None and not future.done():
+                future.set_exception(Lost("proxy_timeout", str(error)))
+            return
+        deadline = self._deadlines.get(add.request.request_id)
+        if deadline is not None and not deadline.expired():  # it begins anew there
+            _, timeout_s = self._wait_for(add.request)
+            deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)

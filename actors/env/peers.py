@@ -1,0 +1,29 @@
+"""Whom an env host talks to.
+
+Invariant: each of them may be one after the other; who asks need not know that there is another one by now.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from actors.core import Node, Ref
+from actors.core.leader import Leader
+
+
+class Peers:
+    """See the module docstring."""
+
+    def __init__(
+        self, *, coordinator: Ref | Leader, proxy: Ref | Leader, reward: Ref | Leader, store: Ref | Leader
+    ) -> None:
+        self.leader, self.proxy, self.reward, self.store = (
+            each if isinstance(each, Leader) else Leader(each) for each in (coordinator, proxy, reward, store)
+        )
+
+
+class Hands(Protocol):
+    """What the parts of an env host need of its actor."""
+
+    node: Node
+    ref: Ref
