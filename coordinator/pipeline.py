@@ -25,7 +25,6 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.env.messages import Outcome, Ticket
-from actors.env.protocol import evaluation_task
 from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.telemetry import Spans
 from actors.trainer.messages import (
@@ -36,17 +35,17 @@ from actors.trainer.messages import (
     Trained,
     Weights,
 )
-from actors.weightsync.messages import PUBLISH_TIMEOUT_S, Publish, Published
 from bus.message import RemoteError
 from coordinator.admin import RunState
 from coordinator.checkpoints import FORMAT, Checkpoints, RunCheckpoint
 from coordinator.coordinator import Coordinator
+from coordinator.evaluation import Evaluation
 from coordinator.job import Job
 from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch
 from coordinator.messages import Role
 from coordinator.observe.recorder import Recorder, Sampled, StepFacts
-from coordinator.resources.resolve import number
+from coordinator.publication import Publication
 from coordinator.scheduling.rolling import RollingScheduler, Taken
 from coordinator.takeover import Resumption
 
@@ -100,16 +99,22 @@ class Pipeline:
         self._spans = spans
         self._losses = losses
         self._best = best_success
-        self._served = served
         self._batch_ready = asyncio.Event()
-        self._publishing: asyncio.Task[Published] | None = None
+        self._publication = Publication(
+            node,
+            peers.weightsync,
+            authority=authority,
+            served=served,
+            over=self._batch_ready.set,
+            warn=recorder.progress.warn,
+        )
+        self._evaluation = Evaluation(job, coordinator, spans, epoch=authority.epoch)
         self._evaluated = evaluated
         self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
         self._between_steps.set()
         self._turn = asyncio.Lock()  # held from a batch taken until what follows from its step is done
         self._in_doubt = False
         self._trainer_up = False
-        self._waited_to_publish_s = 0.0
 
     def changed(self) -> None:
         """Called by the scheduler whenever a batch may have become ready."""
@@ -138,7 +143,7 @@ class Pipeline:
             self._scheduler.open()
         self._coordinator.flush()
         if left.weights.manifest.version == version and left.served < version:
-            self._publish_beside(left.weights)
+            self._publication.begin(left.weights)
         reached = False
         await self._state.going.wait()
         async with self._turn:
@@ -159,7 +164,7 @@ class Pipeline:
                 outcome = f"evaluation target {self._job.evaluation.target:g} is reached"
                 break
         async with self._turn:
-            await self._published()
+            await self._publication.finished()
             if self._evaluated != version:
                 await self._evaluate(version, always=True)
         return outcome
@@ -167,8 +172,7 @@ class Pipeline:
     async def held_out(self, tickets: list[Ticket], told: Callable[[Outcome], None] | None = None) -> list[Outcome]:
         """Only play: bring the weights to the engines and run these tickets to their outcomes, each ``told``."""
         await self._ready_engines()
-        waves = -(-len(tickets) // max(1, number(self._job.environment.concurrent)))
-        return await self._coordinator.evaluate(tickets, waves * self._evaluation_timeout_s(), told)
+        return await self._evaluation.play(tickets, told)
 
     async def _begin(self) -> int:
         """Bring the first version to all engines, then let rollouts start."""
@@ -192,7 +196,7 @@ class Pipeline:
         with progress.phase(f"starting engines ({self._job.rollout.engine})"):
             await self._wait_for_engines(timeout_s)
         with progress.phase("bringing the first weights to the engines"):
-            await self._publish(weights)
+            await self._publication.publish(weights)
         return version
 
     async def _wait_for_engines(self, timeout_s: float) -> None:
@@ -220,24 +224,20 @@ class Pipeline:
                 taken = await self._take(waiting_since)
                 waited = time.monotonic() - start
                 if self._job.scheduling.order == "paper":
-                    await self._published()
+                    await self._publication.finished()
                 return await self._step_on(taken, version, waited)
 
     async def _step_on(self, taken: Taken, version: int, waited: float) -> tuple[int, bool]:
         """The step on a batch, and what follows from it."""
         trained = await self._train(taken, version, waited)
         version += 1
-        await self._published()  # versions are published one at a time
-        self._publish_beside(trained.weights)
+        await self._publication.finished()  # versions are published one at a time
+        self._publication.begin(trained.weights)
         evaluate, save = self._due(version)
         reached = await self._evaluate(version) if evaluate else False
         if save:
             await self.checkpoint()
         return version, reached
-
-    def _publish_beside(self, weights: Weights) -> None:
-        self._publishing = asyncio.create_task(self._publish(weights))
-        self._publishing.add_done_callback(lambda _: self._batch_ready.set())
 
     def _due(self, version: int) -> tuple[bool, bool]:
         every, save = self._job.evaluation.every, self._job.checkpoint.every
@@ -269,8 +269,7 @@ class Pipeline:
     async def _batch(self) -> None:
         while not self._scheduler.ready():
             self._batch_ready.clear()
-            if self._publishing is not None and self._publishing.done():
-                self._publishing.result()  # a publication that failed ends the wait for what it would bring
+            self._publication.check()  # a publication that failed ends the wait for what it would bring
             await self._batch_ready.wait()
 
     def _stuck(self) -> PipelineStuck:
@@ -298,7 +297,7 @@ class Pipeline:
             await self._authority.certain()
             # From here to the record nothing is waited for: an interruption finds the step not begun, or done.
             self._scheduler.trained(version + 1)
-            seconds = {"wait_batch": waited_s, "train": time.monotonic() - start, "publish": self._waited_to_publish_s}
+            seconds = {"wait_batch": waited_s, "train": time.monotonic() - start, "publish": self._publication.waited_s}
             self._record(version + 1, taken, trained, seconds, Sampled(proxy.tokens, start))
             self._in_doubt = False
         except RemoteError:  # the ranks live and have not stepped: the batch is as good as before
@@ -310,26 +309,6 @@ class Pipeline:
         self._coordinator.learner_version(version + 1, self._scheduler.rules.alpha)
         self._coordinator.flush()
         return trained
-
-    async def _publish(self, weights: Weights) -> Published:
-        order = Publish(weights.manifest, weights.source)
-        about = f"version {weights.manifest.version}"
-        published = await self._node.ask(
-            self._peers.weightsync, order, Published, timeout_s=PUBLISH_TIMEOUT_S, about=about
-        )
-        for engine, why in published.refused.items():
-            self._recorder.progress.warn(f"{engine} does not serve {about}: {why}")
-        await self._authority.certain()
-        self._served(published.version)
-        return published
-
-    async def _published(self) -> None:
-        """Wait for the publication under way, if any."""
-        publishing, self._publishing = self._publishing, None
-        start = time.monotonic()
-        if publishing is not None:
-            await publishing
-        self._waited_to_publish_s = time.monotonic() - start
 
     def _record(
         self, version: int, taken: Taken, trained: Trained, seconds: dict[str, float], sampled: Sampled
@@ -353,13 +332,10 @@ class Pipeline:
 
     async def _evaluate(self, version: int, *, always: bool = False) -> bool:
         """Greedy, held out, under exactly this version. Returns whether the target is reached."""
-        settings = self._job.evaluation
-        if settings.episodes == 0 or (settings.every == 0 and not always):
+        if not self._evaluation.due(always=always):
             return False
-        await self._published()
-        start = time.time()
-        outcomes = await self._coordinator.evaluate(self._evaluation_tickets(version), self._evaluation_timeout_s())
-        self._spans.add("evaluate", start, time.time(), version=version)
+        await self._publication.finished()
+        outcomes = await self._evaluation.of(version)
         self._evaluated = version
         record = self._recorder.evaluation(version, outcomes)
         self._state.evaluation = record.success
@@ -369,20 +345,8 @@ class Pipeline:
             self._best = record.success
             await self.checkpoint()
             self._checkpoints.mark_best(version)
-        return settings.target is not None and record.success >= settings.target
-
-    def _evaluation_tickets(self, version: int) -> list[Ticket]:
-        """Of names that no earlier leader has given, whose own may be under way or answered already."""
-        epoch = self._authority.epoch
-        name = f"e{version}" if epoch == 1 else f"e{version}.{epoch}"
-        return [
-            Ticket(f"{name}-{index}", -1, evaluation_task(index), "evaluate", 0.0, self._job.seed + index)
-            for index in range(self._job.evaluation.episodes)
-        ]
-
-    def _evaluation_timeout_s(self) -> float:
-        environment, rollout = self._job.environment, self._job.rollout
-        return (environment.max_turns + 1) * (environment.step_timeout_s + rollout.turn_timeout_s)
+        target = self._job.evaluation.target
+        return target is not None and record.success >= target
 
     async def checkpoint(self) -> Path:
         """Write the state between two steps."""
@@ -405,8 +369,7 @@ class Pipeline:
     async def between_steps(self) -> AsyncIterator[None]:
         """Within it nothing is trained, published or evaluated, and nothing of that is under way."""
         async with self._turn:
-            if self._publishing is not None:
-                await asyncio.wait({self._publishing})
+            await self._publication.settled()
             yield
 
     async def succeeded(self, role: Role, ref: Ref) -> None:
@@ -417,7 +380,7 @@ class Pipeline:
                 self._peers = msgspec.structs.replace(self._peers, proxy=ref)
                 await self._wait_for_engines(self._job.coordinator.start_timeout_s)
             case "weightsync":
-                self._peers = msgspec.structs.replace(self._peers, weightsync=ref)
+                self._publication.weightsync = ref
                 await self._publish_again()
             case "trainer":
                 self._peers = msgspec.structs.replace(self._peers, trainer=ref)
@@ -427,7 +390,7 @@ class Pipeline:
 
     async def _publish_again(self) -> None:
         timeout_s, about = self._job.coordinator.start_timeout_s, "the trainer's weights"
-        await self._publish(
+        await self._publication.publish(
             await self._node.ask(self._peers.trainer, GetWeights(), Weights, timeout_s=timeout_s, about=about)
         )
 
@@ -452,6 +415,4 @@ class Pipeline:
 
     async def stop(self) -> None:
         """Leave nothing running."""
-        if self._publishing is not None:
-            self._publishing.cancel()
-            await asyncio.gather(self._publishing, return_exceptions=True)
+        await self._publication.stop()
