@@ -129,14 +129,15 @@ class Server:
 def running_servers(count: int = 1, *, sync: bool = False, host: str = "127.0.0.1") -> Iterator[list[Server]]:
     """Independent servers, all serving, at an address of this machine."""
     with _directory() as directory, _killed_at_the_end() as servers:
+        for number, port in enumerate(free_ports(count)):  # all begin at once: each takes a second
+            servers.append(Server(directory / f"{number}-0", port, sync=sync, host=host))
+            servers[number].start()
         for number in range(count):
-            for attempt in range(_ATTEMPTS):
-                server = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync, host=host)
-                servers.append(server)
-                server.start()
-                if _serves([server], last=attempt == _ATTEMPTS - 1):
-                    break
-                servers.remove(server)
+            attempt = 0
+            while not _serves([servers[number]], last=attempt == _ATTEMPTS - 1):
+                attempt += 1
+                servers[number] = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync, host=host)
+                servers[number].start()
         yield servers
 
 
