@@ -87,7 +87,9 @@ def hosts(count: int) -> Iterator[tuple[str, list[Machine]]]:
         for machine in machines:
             with suppress(subprocess.CalledProcessError):  # it was not made
                 machine.kill()
-                _ip("netns", "del", machine.name)  # its link goes with it
+            for what in (("link", "del", machine._link), ("netns", "del", machine.name)):  # a link goes late by itself
+                with suppress(subprocess.CalledProcessError):
+                    _ip(*what)
         with suppress(subprocess.CalledProcessError):
             _ip("link", "del", bridge)
 
