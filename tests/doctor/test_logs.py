@@ -1,0 +1,96 @@
+"""Logs of Mooncake and output of nccl-tests, as their users have published them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hwprobe.doctor import Unable, mooncake, nccl
+
+SLICE = (
+    "E0603 20:16:59.104586 27322 worker_pool.cpp:271] Worker: Process failed for slice (opcode: 1, source_addr: "
+    "0x7f20fe0f1680, length: 65536, dest_addr: 0x7f3d820f3a80, local_nic: mlx5_7, peer_nic: {peer}@mlx5_0, dest_rkey: "
+    "2116517, retry_cnt: 0): {status}\n"
+)
+AGAIN = "W0523 06:50:40.064657   223 client.cpp:450] Transfer incomplete, retrying... (attempt 2/3)\n"
+OVER = (
+    "E1120 11:10:27.133715 203020 transfer_task.cpp:305] Failed to complete transfers after 60 seconds for batch 25\n"
+)
+ORDINARY = "I20251113 17:04:35.119301 22885017610048 client_metric.cpp:76] Client metrics enabled (default enabled)\n"
+
+
+def log(place: Path, *lines: str) -> Path:
+    path = place / "engine-0.log"
+    path.write_text("".join(lines))
+    return path
+
+
+def test_a_log_without_trouble_is_healthy(tmp_path: Path) -> None:
+    chatter = (
+        "they say: Worker: Process failed for slice (local_nic: a, peer_nic: b,): transport retry counter exceeded\n"
+    )
+    examined = mooncake.look([log(tmp_path, ORDINARY, chatter)])
+    assert examined.findings == []
+    assert examined.notes == ["1 logs: 0 slices failed, 0 retries"]
+
+
+def test_retransmissions_are_counted_for_each_pair_of_cards(tmp_path: Path) -> None:
+    lines = [
+        SLICE.format(peer=f"10.93.81.13:{port}", status="transport retry counter exceeded") for port in (15729, 15695)
+    ]
+    examined = mooncake.look([log(tmp_path, *lines, ORDINARY)])
+    (finding,) = examined.findings
+    assert (finding.severity, finding.subject) == ("error", "mlx5_7 -> 10.93.81.13@mlx5_0")
+    assert finding.evidence == ("2 slices failed from mlx5_7 to 10.93.81.13@mlx5_0: transport retry counter exceeded")
+    assert "MC_GID_INDEX" in finding.remedy
+
+
+def test_other_failures_are_not_taken_for_retransmissions(tmp_path: Path) -> None:
+    refused = SLICE.format(peer="115.182.224.13:15004", status="local protection error")
+    busy = SLICE.format(peer="115.182.224.13:15004", status="RNR retry counter exceeded")
+    first, second = mooncake.look([log(tmp_path, refused, busy, busy)]).findings
+    assert (first.severity, second.severity) == ("error", "warning")
+    assert "no buffer ready" in first.cause
+    assert second.evidence.endswith(": local protection error")
+
+
+def test_transfers_that_were_begun_again_are_found(tmp_path: Path) -> None:
+    (finding,) = mooncake.look([log(tmp_path, AGAIN, AGAIN, OVER)]).findings
+    assert finding.evidence == "2 were begun again, 1 given up after their time"
+
+
+def test_without_logs_there_is_nothing_to_read() -> None:
+    with pytest.raises(Unable, match="--mooncake-log"):
+        mooncake.look([])
+
+
+GOOD = """\
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+   134217728      33554432     float     sum      -1    539.2  248.92  435.61      0    538.1  249.43  436.50      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : {speed}
+#
+"""
+
+
+def test_the_bandwidth_that_nccl_tests_print_is_judged_by_what_connects_the_gpus() -> None:
+    examined = nccl.judge(GOOD.format(speed="436.055"), "", 0, linked=True)
+    assert (examined.findings, examined.notes) == ([], ["all-reduce: 436.055 GB/s"])
+    (finding,) = nccl.judge(GOOD.format(speed="38.1"), "", 0, linked=True).findings
+    assert (finding.severity, finding.evidence) == ("warning", "expected 100 GB/s or more over NVLink, found 38.1 GB/s")
+    assert nccl.judge(GOOD.format(speed="38.1"), "", 0, linked=False).findings == []
+
+
+def test_wrong_values_and_failures_of_nccl_tests_are_errors() -> None:
+    wrong = GOOD.replace(": 0 OK", ": 12 FAILED").format(speed="436.055")
+    (finding,) = nccl.judge(wrong, "", 0, linked=True).findings
+    assert (finding.severity, finding.evidence) == ("error", "12 wrong values in an all-reduce")
+    (finding,) = nccl.judge("", "Test NCCL failure common.cu:958 'unhandled system error'\n", 3, linked=False).findings
+    assert "unhandled system error" in finding.evidence
+
+
+def test_one_gpu_has_nobody_to_talk_to() -> None:
+    with pytest.raises(Unable, match="two GPUs"):
+        nccl.look(1, linked=False)

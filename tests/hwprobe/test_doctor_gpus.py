@@ -1,0 +1,92 @@
+"""The health of GPUs through the real bindings over a fake NVML, and the kernel's log of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hwprobe.doctor import Examined, Unable, gpus
+from hwprobe.doctor.kernel_log import Xid, read_xids
+from tests.hwprobe.conftest import ROOT
+
+H800 = "NVIDIA H800|81559"
+LOOK = """
+import sys
+from pathlib import Path
+import msgspec
+import pynvml
+from hwprobe.doctor import gpus
+sys.stdout.buffer.write(msgspec.json.encode(gpus.look(Path(sys.argv[1]), 30.0)))
+"""
+RECORDS = """\
+6,1041,61230000,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15
+3,1042,61234567,-;NVRM: Xid (PCI:0000:1A:00): 79, pid=1234, name=python, GPU has fallen off the bus.
+4,1043,61234890,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=77, name=python, Ch 00000010, intr 00000000. MMU Fault
+ SUBSYSTEM=pci
+"""
+
+
+def look(folder: Path, log: Path, **variables: str) -> Examined:
+    environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    environ |= {f"FAKE_NVML_{key.upper()}": value for key, value in variables.items()}
+    environ |= {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(log)], env=environ, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return msgspec.json.decode(done.stdout, type=Examined)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "kmsg"
+    path.write_text("6,1,0,-;Linux version 6.1\n")
+    return path
+
+
+def test_healthy_gpus_give_no_finding(fake_nvml: Path, log: Path) -> None:
+    examined = look(fake_nvml, log, gpus=";".join([H800] * 8), links="8")
+    assert examined.findings == []
+    assert examined.notes == ["8 x NVIDIA H800"]
+
+
+def test_a_gpu_that_does_not_say_how_it_is_counts_as_healthy(fake_nvml: Path, log: Path) -> None:
+    faults = (
+        "*:nvmlDeviceGetTotalEccErrors:3;*:nvmlDeviceGetRemappedRows:3;*:nvmlDeviceGetCurrentClocksThrottleReasons:3"
+    )
+    assert look(fake_nvml, log, gpus=H800, faults=faults).findings == []
+
+
+def test_a_lost_gpu_and_a_driver_that_does_not_start_are_errors(fake_nvml: Path, log: Path) -> None:
+    (lost,) = look(fake_nvml, log, gpus=f"{H800};{H800}", faults="1:nvmlDeviceGetName:15").findings
+    assert (lost.severity, lost.subject) == ("error", "gpu1")
+    assert lost.cause == "the GPU has fallen off the bus, or wants a reset"
+    (driver,) = look(fake_nvml, log, gpus=H800, faults="-:nvmlInitWithFlags:18").findings
+    assert driver.cause == "the driver was updated under a running kernel"
+
+
+def test_errors_in_the_kernels_log_are_told_from_those_of_programs(fake_nvml: Path, log: Path) -> None:
+    log.write_text(RECORDS)
+    assert read_xids(log) == [
+        Xid("0000:1a:00", 79, "pid=1234, name=python, GPU has fallen off the bus."),
+        Xid("0000:1b:00", 31, "pid=77, name=python, Ch 00000010, intr 00000000. MMU Fault"),
+    ]
+    examined = look(fake_nvml, log, gpus=H800)
+    (finding,) = examined.findings
+    assert (finding.severity, finding.subject, finding.cause) == (
+        "error",
+        "GPU at 0000:1a:00",
+        "the GPU has fallen off the bus",
+    )
+    assert "GPU at 0000:1b:00: Xid 31, once; a program's doing, as a rule" in examined.notes
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs here")
+def test_a_machine_without_gpus_is_healthy(log: Path) -> None:
+    with pytest.raises(Unable, match="no GPU"):
+        gpus.look(log)
