@@ -32,6 +32,7 @@ COMMANDS = {
     "rollart-launch": "coordinator.commands.launch:main",
     "rollart-plan": "coordinator.commands.plan:main",
     "rollart-share": "coordinator.commands.share:main",
+    "rollart-doctor": "coordinator.commands.doctor:main",
 }
 
 

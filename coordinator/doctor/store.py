@@ -1,0 +1,69 @@
+"""The metadata store as a run uses it: a session, and changes that are on the servers' disks.
+
+Invariant: what is written is an ephemeral entry of this process, deleted again; it is gone with the session anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+
+from coordinator.metadata import open_sharded, parse_spec
+from coordinator.metadata.credentials import Credentials
+from coordinator.metadata.protocol import MetadataStore, StoreError
+from hwprobe.doctor import Examined, Unable
+
+TIMEOUT_S = 5.0
+ROUNDS = 10
+SLOW_S = 0.1
+
+
+def look(spec: str, credentials: Credentials | None = None) -> Examined:
+    """Raises ``Unable`` for the embedded store."""
+    if not parse_spec(spec):
+        raise Unable("the store is embedded, or none was named (--store zk://HOST:PORT)")
+    return asyncio.run(_look(spec, credentials))
+
+
+async def _look(spec: str, credentials: Credentials | None) -> Examined:
+    examined = Examined()
+    try:
+        store = await open_sharded(spec, timeout_s=TIMEOUT_S, credentials=credentials)
+        try:
+            times = [await _change(store_path(), store) for _ in range(ROUNDS)]
+        finally:
+            await store.close()
+    except StoreError as error:
+        examined.error(
+            spec,
+            str(error),
+            "no session can be opened, or the servers take no changes: see zookeeper; or the credentials are others'",
+            "start the servers that are down; give the credentials of the run (--credentials)",
+        )
+        return examined
+    best, middle = min(times), sorted(times)[len(times) // 2]
+    if best > SLOW_S:
+        examined.warning(
+            spec,
+            f"the fastest of {ROUNDS} changes took {1000 * best:.0f} ms, expected at most {1000 * SLOW_S:g} ms",
+            "the servers' disks are slow (every change is flushed), they are overloaded, or they are far away",
+            "give every server a disk of its own for dataLogDir; a leader whose store hangs for coordinator.session_s "
+            "loses the lead",
+        )
+    else:
+        examined.note(f"a change takes {1000 * best:.1f} ms at best, {1000 * middle:.1f} ms in the middle")
+    return examined
+
+
+def store_path() -> str:
+    return f"/doctor/{socket.gethostname()}-{os.getpid()}"
+
+
+async def _change(path: str, store: MetadataStore) -> float:
+    started = time.monotonic()
+    await store.create(path, b"", ephemeral=True)
+    took = time.monotonic() - started
+    await store.delete(path)
+    return took

@@ -1,0 +1,141 @@
+"""Runs whose evaluations go up and down, as their run directories tell of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.doctor import training
+from coordinator.job import Job, convert
+from coordinator.observe.lines import LineWriter
+from coordinator.observe.rundir import RunDirectory
+from coordinator.scheduling.journal import Event, FileJournal
+from hwprobe.doctor import Examined, Unable
+from tests.observe.samples import evaluation, step
+
+UP_AND_DOWN = [0.5 + (0.3 if number % 2 else -0.3) for number in range(20)]  # 0.5 +- 60%
+STEADY = [0.8 + (0.04 if number % 2 else -0.04) for number in range(20)]  # 0.8 +- 5%
+
+
+def run(
+    base: Path,
+    successes: list[float],
+    *,
+    overrides: list[str] | None = None,
+    episodes: int = 64,
+    events: list[Event] | None = None,
+    **changes: Any,
+) -> Path:
+    """A run directory with an evaluation after every step; ``changes`` are the steps'."""
+    job: Job = convert({}, "job", overrides or [])
+    with RunDirectory.create(base, "run") as directory:
+        directory.write_job(job)
+        metrics = LineWriter(directory.metrics)
+        for number, success in enumerate(successes, start=1):
+            made = {key: value(number) if callable(value) else value for key, value in changes.items()}
+            metrics.write(step(number, **made))
+            metrics.write(evaluation(number, episodes=episodes, success=success, return_mean=success))
+        metrics.close()
+        journal = FileJournal(directory.ledger)
+        journal.write(events or [])
+        journal.close()
+        return directory.path
+
+
+def look(path: Path) -> Examined:
+    return training.look(path)
+
+
+def test_a_steady_run_is_healthy(tmp_path: Path) -> None:
+    examined = look(run(tmp_path, STEADY))
+    assert examined.findings == []
+    assert examined.notes == ["success 0.8 +- 5% over 20 evaluations"]
+
+
+def test_the_share_is_the_standard_deviation_over_the_mean(tmp_path: Path) -> None:
+    found = training.unsteadiness([evaluation(n, success=s) for n, s in enumerate(UP_AND_DOWN)])
+    assert found is not None
+    assert found.share == pytest.approx(0.6)  # 0.3 over 0.5
+    assert found.by_chance == pytest.approx(math.sqrt(0.25 / 8) / 0.5)  # eight episodes, half of them won
+
+
+def test_old_trajectories_are_the_first_cause_that_is_looked_at(tmp_path: Path) -> None:
+    path = run(
+        tmp_path,
+        UP_AND_DOWN,
+        overrides=["scheduling.alpha=4", "train.clip_high=0.9"],
+        staleness_max=4,
+        staleness_mean=2.5,
+    )
+    (finding,) = look(path).findings
+    assert (finding.severity, finding.subject) == ("warning", "evaluations")
+    assert finding.evidence.startswith(
+        "success 0.5 +- 60% over 20 evaluations, expected at most 15%; scheduling.alpha is 4"
+    )
+    assert "up to 4 versions old, 2.5 on average" in finding.evidence
+    assert finding.remedy == "scheduling.alpha=1, or 0"
+
+
+def test_rewards_that_are_no_numbers_are_the_second(tmp_path: Path) -> None:
+    detail = "trajectory t7 scored nan: expected a finite number"
+    lost = Event("lost", [f"t{n}" for n in range(7)], reason="reward_failed", detail=detail)
+    path = run(tmp_path, UP_AND_DOWN, overrides=["reward.function=mine:score", "train.clip_high=0.9"], events=[lost])
+    (finding,) = look(path).findings
+    assert f"7 trajectories were lost as reward_failed, the last: {detail}" in finding.evidence
+    assert finding.remedy.startswith("make mine:score return a number")
+
+
+def test_wide_clipping_is_the_third(tmp_path: Path) -> None:
+    (finding,) = look(run(tmp_path, UP_AND_DOWN, overrides=["train.clip_high=0.9"])).findings
+    assert "train.clip_high 0.9" in finding.evidence
+    assert finding.remedy == "train.clip_low=0.2 train.clip_high=0.2"
+
+
+def test_spikes_of_the_gradient_that_are_clipped_too_late_are_found(tmp_path: Path) -> None:
+    path = run(
+        tmp_path,
+        UP_AND_DOWN,
+        overrides=["train.max_grad_norm=50"],
+        grad_norm=lambda number: 30.0 if number % 5 == 0 else 0.5,
+    )
+    (finding,) = look(path).findings
+    assert "gradients are 0.5 long as a rule and up to 30, train.max_grad_norm is 50" in finding.evidence
+    assert finding.remedy == "train.max_grad_norm=1"
+
+
+def test_where_nothing_of_that_is_wrong_the_steps_are_too_large(tmp_path: Path) -> None:
+    (finding,) = look(run(tmp_path, UP_AND_DOWN, overrides=["train.learning_rate=0.01"])).findings
+    assert "train.learning_rate=0.01, 64 trajectories a step" in finding.cause
+    assert finding.remedy.startswith("halve train.learning_rate")
+
+
+def test_a_run_that_learns_is_not_called_unsteady(tmp_path: Path) -> None:
+    examined = look(run(tmp_path, [number / 20 for number in range(20)]))
+    assert examined.findings == []
+    assert "it moves, but not up and down" in examined.notes[0]
+
+
+def test_what_few_episodes_do_by_chance_is_no_finding(tmp_path: Path) -> None:
+    """Eight episodes of a policy that wins half of them: 35% of the mean as a rule (binomial), and here 38%."""
+    won = [4, 6, 2, 5, 3, 4, 7, 2, 4, 5, 3, 6, 4, 1, 5, 4, 6, 3, 4, 2]
+    examined = look(run(tmp_path, [number / 8 for number in won], episodes=8))
+    assert examined.findings == []
+    assert "no more than chance does with 8 episodes" in examined.notes[0]
+
+
+def test_only_the_last_evaluations_count(tmp_path: Path) -> None:
+    assert look(run(tmp_path, [0.1, 0.9] * 10 + STEADY)).findings == []
+
+
+def test_a_young_run_has_too_few_evaluations(tmp_path: Path) -> None:
+    with pytest.raises(Unable, match="it takes 20 evaluations, the run has 3"):
+        look(run(tmp_path, STEADY[:3]))
+    with pytest.raises(Unable, match="no run was named"):
+        training.look(None)
+    assert msgspec.to_builtins(training.judge(training.read(run(tmp_path, [0.0] * 20))))["notes"] == [
+        "the last 20 evaluations have a mean of 0"
+    ]
