@@ -62,6 +62,24 @@ def test_a_gpu_that_does_not_say_how_it_is_counts_as_healthy(fake_nvml: Path, lo
     assert look(fake_nvml, log, gpus=H800, faults=faults).findings == []
 
 
+def test_bad_memory_and_slow_clocks_are_found_by_gpu(fake_nvml: Path, log: Path) -> None:
+    wrong = {
+        "0:nvmlDeviceGetCurrentClocksThrottleReasons": 64,  # nvmlClocksEventReasonHwThermalSlowdown
+        "1:nvmlDeviceGetTotalEccErrors.1": 3,  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        "2:nvmlDeviceGetCurrentClocksThrottleReasons": 4,  # nvmlClocksEventReasonSwPowerCap: under load, as it should
+        "3:nvmlDeviceGetRemappedRows.3": 1,
+    }
+    values = ";".join(f"{what}:{number}" for what, number in wrong.items())
+    examined = look(fake_nvml, log, gpus=";".join([H800] * 4), values=values)
+    found = {one.subject: one for one in examined.findings}
+    assert {name: one.severity for name, one in found.items()} == {"gpu0": "warning", "gpu1": "error", "gpu3": "error"}
+    assert "hardware_thermal" in found["gpu0"].evidence
+    assert found["gpu0"].cause == "it is too hot, or its power is not what it needs"
+    assert "3 uncorrected errors" in found["gpu1"].evidence
+    assert "gpu-reset" in found["gpu1"].remedy
+    assert found["gpu3"].remedy == "replace the GPU"
+
+
 def test_a_lost_gpu_and_a_driver_that_does_not_start_are_errors(fake_nvml: Path, log: Path) -> None:
     (lost,) = look(fake_nvml, log, gpus=f"{H800};{H800}", faults="1:nvmlDeviceGetName:15").findings
     assert (lost.severity, lost.subject) == ("error", "gpu1")
