@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import re
 import socket
-import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -19,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.bundle.test_files import contents
 from tests.end_to_end.runs import FROZENLAKE, TINY, training
+from tests.support.adminshell import AdminShell
 from tests.support.ports import free_port
-from tests.support.running import ROOT, Command, Ended, ran, started
+from tests.support.running import Command, Ended, ran, started
 from tests.support.terminal import Terminal, python_module
 
 ADMIN = "coordinator.commands.admin"
@@ -31,8 +30,9 @@ START_S = 600.0
 class LiveRun:
     """A run that goes on for as long as the tests of this file need it."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, shell: AdminShell) -> None:
         self.command = command
+        self._shell = shell
         self.directory = command.directory
         self._asked = 0
 
@@ -52,23 +52,11 @@ class LiveRun:
         return ticket
 
     def script(self, *lines: str) -> list[Any]:
-        """The answers to these lines, given by one shell to which everything is said yes."""
-        ended = subprocess.run(
-            python_module(ADMIN, "--json", "--yes"),
-            input="\n".join(lines),
-            cwd=self.directory,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=300.0,
-            check=False,
-        )
-        assert (ended.returncode, ended.stderr) == (0, ""), ended
-        return [json.loads(line) for line in ended.stdout.splitlines()]
+        """The answers to these lines."""
+        return [self.json(line) for line in lines]
 
     def json(self, line: str) -> Any:
-        (answer,) = self.script(line)
-        return answer
+        return self._shell.ask(line)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +65,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     endless = ["train.steps=1000000", "checkpoint.every=0", f"coordinator.metrics_port={free_port()}"]
     with training(directory, str(FROZENLAKE), *TINY, *endless) as command:
         command.wait_for("step 2/", timeout_s=START_S)
-        yield LiveRun(command)
+        with AdminShell(directory) as shell:
+            yield LiveRun(command, shell)
 
 
 def test_it_completes_commands_and_live_names_and_remembers_lines_between_sessions(run: LiveRun) -> None:
@@ -144,10 +133,12 @@ def test_every_process_is_found_with_its_actors_and_their_figures(run: LiveRun) 
 
 def test_how_loaded_the_engine_is_is_shown_under_its_name(run: LiveRun) -> None:
     """It is told once a second, for the first time a second after the engine's start."""
-    for _ in range(60):
-        load = run.json("engines")["engines"][0]["load"]
-        if load is not None:
-            break
+
+    def load_of_one() -> Any:
+        return run.json("engines")["engines"][0]["load"]
+
+    run.command.until(lambda: load_of_one() is not None, timeout_s=60.0, what="said how loaded its engine is")
+    load = load_of_one()
     assert (load["figure"] == "gpu_utilisation") == bool(load["devices"])
     assert 0 <= load["occupancy"] <= 1
     assert 0 <= load["busy"] <= 1
@@ -227,7 +218,12 @@ def test_what_may_cost_something_is_refused_without_a_terminal_and_asked_about_a
 
 def test_a_trajectory_that_waits_is_explained_and_aborted_and_its_host_drained_and_filled(run: LiveRun) -> None:
     assert "control is given no new tickets" in run.json("drain control")["message"]
+
+    def newest_waits() -> bool:
+        return bool(run.json(f"explain {run.last_admitted()}")["state"] == "waiting")
+
     run.command.until(lambda: run.json("trajectories") == {"running": []}, timeout_s=300.0, what="ran dry")
+    run.command.until(newest_waits, timeout_s=300.0, what="admitted one more")
     ticket = run.last_admitted()
     refused = run.once("abort", ticket)
     assert refused.status == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from actors.telemetry import Span
 from coordinator.observe.overlap import Overlap, overlap
 from tests.end_to_end.runs import FROZENLAKE, ROLES, Run, balance, separate_processes, trained, training
+from tests.support.adminshell import AdminShell
 from tests.support.running import Command, Ended, ran
 from tests.support.zookeeper import zookeeper_servers
 
 TIMEOUT_S = 300.0
-ADMIN = "coordinator.commands.admin"
 
 
 def check_learned(run: Run, ended: Ended) -> None:
@@ -200,16 +200,11 @@ def test_it_learns_with_two_megatron_ranks_older_versions_and_two_zookeepers(tmp
 # ---- separate processes ---------------------------------------------------------------------------------------------
 
 
-def admin(directory: Path, *words: str) -> Any:
-    ended = ran(ADMIN, *words, "--json", directory=directory, timeout_s=60.0, name="admin-" + "-".join(words))
-    assert (ended.status, ended.stderr) == (0, ""), ended
-    return json.loads(ended.stdout)
-
-
 def test_it_learns_as_separate_processes_and_takes_orders_meanwhile(tmp_path: Path) -> None:
     with separate_processes(tmp_path, "rollout.engine=torch") as (lead, roles):
         lead.wait_for("step 3/", timeout_s=TIMEOUT_S)
-        take_orders(lead)
+        with AdminShell(lead.directory) as shell:
+            take_orders(lead, shell.ask)
         status = lead.wait(timeout_s=TIMEOUT_S)
         for role, command in roles.items():
             assert command.wait(timeout_s=30.0) == 0, command.said()
@@ -222,24 +217,22 @@ def test_it_learns_as_separate_processes_and_takes_orders_meanwhile(tmp_path: Pa
     assert {f"{role}-node.log" for role in ROLES} | {"control.log", "proxy-node.engine-0.log"} <= logs
 
 
-def take_orders(lead: Command) -> None:
+def take_orders(lead: Command, admin: Callable[[str], Any]) -> None:
     """What the admin shell shows and changes."""
-    directory = lead.directory
-    assert "paused" in admin(directory, "pause")["message"]
-    status = admin(directory, "status")
+    assert "paused" in admin("pause")["message"]
+    status = admin("status")
     assert (status["state"], status["alpha"], status["steps"]) == ("paused", 1, 60)
     assert [engine["name"] for engine in status["engines"]] == ["proxy-node.engine-0"]
-    found = admin(directory, "nodes")["nodes"]
+    found = admin("nodes")["nodes"]
     nodes = {node["name"]: node["roles"] for node in found if not node["parent"]}
     assert nodes == {"control": ["coordinator"], **{f"{role}-node": [role] for role in ROLES}}
-    lead.until(lambda: admin(directory, "trajectories") == {"running": []}, timeout_s=60.0, what="ran dry")
-    drained = admin(directory, "status")
-    assert drained["in_flight"] == 0
-    assert drained["step"] <= status["step"] + 1  # the one that was under way
-    assert admin(directory, "set", "alpha", "2")["message"].startswith("alpha was 1 and is now 2")
-    after = admin(directory, "status")
-    assert (after["alpha"], after["version"]) == (2, drained["version"])
-    assert admin(directory, "resume")["message"] == "going on"
+    lead.until(lambda: admin("status")["in_flight"] == 0, timeout_s=60.0, what="ran dry")
+    assert admin("trajectories") == {"running": []}
+    assert admin("set alpha 2")["message"].startswith("alpha was 1 and is now 2")
+    after = admin("status")
+    assert (after["state"], after["alpha"]) == ("paused", 2)
+    assert after["step"] <= status["step"] + 1  # the one that was under way
+    assert admin("resume")["message"] == "going on"
 
 
 # ---- seeds ----------------------------------------------------------------------------------------------------------
