@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,46 +11,10 @@ import pytest
 import torch
 
 from actors.proxy.engines import EngineKind, make_engine
-from actors.proxy.engines.protocol import Begun, Completion, Engine, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Begun, Completion, EngineRefusal, GenerateRequest
 from actors.weightsync.manifest import digest
-from tests.engines.reference import (
-    MAX_MODEL_LEN,
-    MAX_SEQUENCES,
-    VOCABULARY,
-    Reference,
-    finish,
-    prompt,
-    write_tiny_policy,
-)
-
-TOLERANCE = 1e-4  # nats, float32
-ALLOWED = (3, 17, 18, 40, 77, 119)
-
-
-class Rig:
-    """An engine and the reference for its policy."""
-
-    def __init__(self, kind: EngineKind, directory: Path, *, tied: bool) -> None:
-        policy_dir = write_tiny_policy(directory, tied=tied)
-        self.reference = Reference(policy_dir)
-        self.engine: Engine = make_engine(
-            kind, policy_dir, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, seed=11
-        )
-
-    def load(self, version: int) -> dict[str, str]:
-        return self.engine.load_weights(version, self.reference.weights(version))
-
-    def run(self, *requests: GenerateRequest) -> dict[str, Completion]:
-        for request in requests:
-            self.engine.add(request)
-        return finish(self.engine)
-
-    def check_logprobs(self, request: GenerateRequest, completion: Completion) -> None:
-        expected = self.reference.behaviour(request, completion)
-        np.testing.assert_allclose(completion.logprobs, expected, rtol=0, atol=TOLERANCE)
-
-
-Rigs = Callable[[EngineKind, bool], Rig]
+from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, VOCABULARY, finish, prompt, write_tiny_policy
+from tests.engines.rigs import ALLOWED, TOLERANCE, Rig, Rigs, aborted_after, generate
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +56,6 @@ def head_rig(request: pytest.FixtureRequest, rigs: Rigs, kind: EngineKind) -> It
 def kind(request: pytest.FixtureRequest) -> EngineKind:
     chosen: EngineKind = request.param
     return chosen
-
-
-def generate(
-    name: str,
-    tokens: np.ndarray,
-    max_tokens: int = 8,
-    *,
-    trajectory: str | None = None,
-    temperature: float = 1.0,
-    allowed: tuple[int, ...] | None = None,
-    stop: tuple[int, ...] = (),
-    seed: int | None = None,
-) -> GenerateRequest:
-    return GenerateRequest(name, trajectory or name, tokens, max_tokens, temperature, allowed, stop, seed)
 
 
 def test_every_request_is_answered_exactly_once_though_more_wait_than_run(rig: Rig) -> None:
@@ -249,17 +199,6 @@ def test_abort_before_the_first_step_returns_no_token(rig: Rig) -> None:
 
 def test_abort_of_an_unknown_request_is_none(rig: Rig) -> None:
     assert rig.engine.abort("nobody") is None
-
-
-def aborted_after(rig: Rig, request: GenerateRequest, tokens: int) -> Begun:
-    """What an engine that lets a request go has of it."""
-    rig.engine.add(request)
-    for _ in range(tokens):
-        rig.engine.step()
-    aborted = rig.engine.abort(request.request_id)
-    assert aborted is not None
-    assert len(aborted.tokens) == tokens
-    return Begun(aborted.tokens, aborted.logprobs, aborted.versions)
 
 
 def test_a_request_goes_on_from_the_tokens_that_it_brings_as_if_it_had_never_stopped(head_rig: Rig) -> None:
