@@ -69,14 +69,17 @@ def test_a_clock_that_is_wrong_is_measured(tmp_path: Path) -> None:
     assert "chronyc" in finding.remedy
 
 
-def test_a_host_that_is_far_away_is_found(peer: Peer) -> None:
+def test_a_host_that_is_far_away_is_found(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(between, "LOOK_S", 0.5)
     with far_away(peer.name, delay_s=0.03) as address:
         (finding,) = found_by(between.latency, parse_peer(address)).findings
     assert finding.severity == "warning"
     assert float(finding.evidence.split("took ")[1].split()[0]) >= 30
 
 
-def test_a_link_that_is_throttled_is_found(pair: tuple[Machine, Machine], tmp_path: Path) -> None:
+def test_a_link_that_is_throttled_is_found(
+    pair: tuple[Machine, Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = pair
     key = make_key(tmp_path / "cluster.key")
     words = ["--host", other.address, "--key-file", str(key.path)]
@@ -87,6 +90,7 @@ def test_a_link_that_is_throttled_is_found(pair: tuple[Machine, Machine], tmp_pa
         done = subprocess.run(shape, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"traffic cannot be shaped here: {done.stderr.strip()}")
+        monkeypatch.setattr(between, "LONGEST_S", 1.0)
         (finding,) = within(one.name, lambda: found_by(between.bandwidth, peer, key)).findings
     subprocess.run(["tc", "-n", one.name, "qdisc", "del", "dev", "eth0", "root"], check=True)
     assert finding.severity == "warning"

@@ -17,6 +17,7 @@ from tests.doctor.conftest import set_mtu
 from tests.doctor.test_between import serving
 from tests.doctor.test_training import UP_AND_DOWN, run
 from tests.support.machines import Machine
+from tests.support.namespaces import within
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,21 +69,25 @@ def test_two_healthy_hosts_give_no_finding_and_a_fault_of_one_is_found(
     assert "expected an MTU of 9000 at 10 Gbit/s, found 1500 (eth0)" in document.findings[0].evidence
 
 
-def test_fixing_is_shown_unless_it_is_wanted(pair: tuple[Machine, Machine], tmp_path: Path) -> None:
+def test_fixing_is_shown_unless_it_is_wanted(pair: tuple[Machine, Machine], capfd: pytest.CaptureFixture[str]) -> None:
     one, other = pair
-    setting = "/proc/sys/net/ipv4/tcp_rmem"
-    read = one.words(["cat", setting])
-    subprocess.run(one.words(["sh", "-c", f"echo '4096 131072 6291456' > {setting}"]), check=True)
-    words = ["--peer", other.address, "--only", "windows", "--fix"]
-    status, document = called(words, one.words([]))
-    (shown,) = [fixed for fixed in document.fixes if fixed.setting == "net/ipv4/tcp_rmem"]
+    setting = Path("/proc/sys/net/ipv4/tcp_rmem")
+
+    def fixed(*words: str) -> tuple[int, Document, Fixed]:
+        arguments = ["--json", "--peer", other.address, "--only", "windows", "--fix", *words]
+        status = within(one.name, lambda: main(arguments))
+        document = msgspec.json.decode(capfd.readouterr().out, type=Document)
+        (ours,) = [fix for fix in document.fixes if fix.setting == "net/ipv4/tcp_rmem"]
+        return status, document, ours
+
+    within(one.name, lambda: setting.write_text("4096 131072 6291456"))
+    status, document, shown = fixed()
     assert (status, shown.done, shown.why_not) == (1, False, "")
-    assert subprocess.check_output(read).split() == [b"4096", b"131072", b"6291456"]
-    status, document = called([*words, "--yes"], one.words([]))
-    (done,) = [fixed for fixed in document.fixes if fixed.setting == "net/ipv4/tcp_rmem"]
+    assert within(one.name, setting.read_text).split() == ["4096", "131072", "6291456"]
+    status, document, done = fixed("--yes")
     assert (done.done, done.after) == (True, "4096 131072 16777216")
     assert "tcp_rmem" not in {finding.subject for finding in document.findings}
-    assert subprocess.check_output(read).split() == [b"4096", b"131072", b"16777216"]
+    assert within(one.name, setting.read_text).split() == ["4096", "131072", "16777216"]
 
 
 def test_an_ill_run_is_told_with_cause_and_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

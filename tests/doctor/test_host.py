@@ -96,6 +96,11 @@ def test_what_a_container_has_by_default_is_too_little_for_several_gpus_only(sma
     assert "--shm-size" in finding.remedy
 
 
+def test_without_shared_memory_engines_cannot_start(tmp_path: Path) -> None:
+    (finding,) = limits.look_memory(tmp_path / "shm").findings
+    assert finding.remedy == f"mount -t tmpfs tmpfs {tmp_path / 'shm'}"
+
+
 def test_a_port_that_is_taken_names_who_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -116,6 +121,18 @@ def test_too_few_ports_for_connections_are_found(pair: tuple[Machine, Machine]) 
     within(pair[0].name, lambda: place.write_text("60000 60999"))
     (finding,) = within(pair[0].name, lambda: ports.look([])).findings
     assert "found 1000 (60000 to 60999)" in finding.evidence
+
+
+def test_ports_that_are_nearly_all_in_use_are_found(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "sys" / "net" / "ipv4").mkdir(parents=True)
+    (tmp_path / "sys" / "net" / "ipv4" / "ip_local_port_range").write_text("32768\t60999\n")
+    counted = "sockets: used 30000\nTCP: inuse 1200 orphan 0 tw {ended} alloc 1200 mem 3\nUDP: inuse 2 mem 1\n"
+    (tmp_path / "net" / "sockstat").write_text(counted.format(ended=1000))
+    assert ports.look([], proc=tmp_path).findings == []
+    (tmp_path / "net" / "sockstat").write_text(counted.format(ended=25_000))
+    (finding,) = ports.look([], proc=tmp_path).findings
+    assert finding.evidence == "26200 connections for 28232 ports (32768 to 60999)"
 
 
 def look(path: Path, room: int) -> Examined:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_wrong_values_and_failures_of_nccl_tests_are_errors() -> None:
     assert (finding.severity, finding.evidence) == ("error", "12 wrong values in an all-reduce")
     (finding,) = nccl.judge("", "Test NCCL failure common.cu:958 'unhandled system error'\n", 3, linked=False).findings
     assert "unhandled system error" in finding.evidence
+
+
+def test_nccl_tests_are_run_on_all_gpus_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / nccl.COMMAND
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program.write_text('#!/bin/sh\n[ "$*" = "-b 128M -e 128M -n 5 -w 2 -g 4" ] && echo "# Avg bus bandwidth : 44.5"\n')
+    program.chmod(0o755)
+    assert nccl.look(4, linked=False).notes == ["all-reduce: 44.5 GB/s"]
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(nccl, "LIMIT_S", 0.2)
+    (finding,) = nccl.look(4, linked=False).findings
+    assert "did not end within 0.2 s" in finding.evidence
 
 
 def test_one_gpu_has_nobody_to_talk_to() -> None:
