@@ -3,7 +3,7 @@
 Invariant: a line holds ``time`` (UTC), ``level``, ``job``, ``node``, ``logger``, ``message`` and, where the event
 names them, ``actor``, ``trajectory`` and ``version``; from within a handler also the ``actor`` and the ``trace`` of the
 message (``bus.tracing``), the same for all that one message causes on any node. Warnings and worse also go to stderr,
-for people.
+for people, a warning in the same words at most every ``AGAIN_S``.
 
     configure_logging("engine-0", run.logs, job="lake")
     log = logging.getLogger(__name__)
@@ -35,6 +35,11 @@ FIELDS = ("actor", "trajectory", "version")
 FOR_THE_FILE_ALONE = ("py.warnings", "kazoo")
 """Loggers of others that repeat themselves, about what our own code reports where it matters."""
 
+AGAIN_S = 10.0
+"""When people are told the same warning again, and how often it came meanwhile."""
+KEPT_WARNINGS = 100
+"""Of how many different ones it is known when they were told."""
+
 _installed: list[logging.Handler] = []
 
 
@@ -55,6 +60,7 @@ def configure_logging(
     to_people.setLevel(logging.WARNING)
     to_people.setFormatter(ReadableFormatter(node))
     to_people.addFilter(lambda record: not record.name.startswith(FOR_THE_FILE_ALONE))
+    to_people.addFilter(_Repetitions())
     close_logging()
     root = logging.getLogger()
     root.setLevel(level)
@@ -111,7 +117,31 @@ class ReadableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         named = ", ".join(f"{field} {getattr(record, field)}" for field in FIELDS if hasattr(record, field))
         text = f"{record.levelname.lower()}: {self._node}: {record.getMessage()}" + (f" ({named})" if named else "")
+        if getattr(record, "untold", 0):
+            text += f" (and {record.untold} times more since this was last said)"  # type: ignore[attr-defined]
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class _Repetitions(logging.Filter):
+    """Leaves out a warning that was told less than ``AGAIN_S`` before, and counts it for the next telling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[tuple[str, str], tuple[float, int]] = {}  # when last, how many were left out since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.WARNING:
+            return True
+        said = record.name, record.getMessage()
+        last, untold = self._told.pop(said, (-math.inf, 0))
+        if record.created - last < AGAIN_S:
+            self._told[said] = last, untold + 1
+            return False
+        record.untold = untold
+        self._told[said] = record.created, 0
+        if len(self._told) > KEPT_WARNINGS:
+            del self._told[next(iter(self._told))]
+        return True
 
 
 class _LogFile(logging.FileHandler):

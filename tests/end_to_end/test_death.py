@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.runs import FROZENLAKE, TINY, TRAIN, Run, balance, separate_processes, training
 from tests.end_to_end.story import BATCH, BEYOND_THE_BUFFER, SIZE, START_S, Story, goes_on
 from tests.support.audit import audited_file
-from tests.support.running import ran
+from tests.support.running import last_error, ran
 from tests.support.zookeeper import running_servers
 
 
@@ -66,7 +66,7 @@ def test_an_engine_that_dies_again_ends_the_run_by_name_with_a_checkpoint(tmp_pa
         os.kill(command.children()["engine-0"], signal.SIGKILL)
         assert command.wait(timeout_s=START_S) == 1, command.said()
         assert command.leftovers() == []
-        last = command.stderr.strip().splitlines()[-1]
+        last = last_error(command.stderr)
         assert "no engine is left; the last, engine-0: process engine-0" in last
         assert "killed by SIGKILL" in last
         assert "Traceback" not in command.stdout + command.stderr
@@ -81,7 +81,7 @@ def test_a_killed_role_of_a_run_in_separate_processes_ends_it_by_name(tmp_path: 
         lead.wait_for("step 3/", timeout_s=START_S)
         roles[role].send(signal.SIGKILL)
         assert lead.wait(timeout_s=START_S) == 1, lead.said()
-        last = lead.stderr.strip().splitlines()[-1]
+        last = last_error(lead.stderr)
         # Either the watch over the node says so, or whoever waited for it at that moment.
         assert re.search(rf"^error: control: .*node {role}-node.* is lost: its process has ended", last), lead.said()
         for name, command in roles.items():

@@ -15,7 +15,7 @@ import pytest
 from tests.end_to_end.runs import FROZENLAKE, TINY, TRAIN, Run, balance, everywhere, job_with_reward_worker, training
 from tests.end_to_end.story import BEYOND_THE_BUFFER, START_S, ended, goes_on
 from tests.support.audit import audited_file
-from tests.support.running import Command, ran
+from tests.support.running import Command, last_error, ran
 
 ENDLESS = ("train.steps=100000", "checkpoint.every=0")
 WORKERS = ("engine-0", "env-worker-0", "reward-worker-0")
@@ -97,8 +97,7 @@ def test_a_full_disk_ends_a_run_by_name_and_it_can_be_resumed_where_there_was_a_
     with training(tmp_path, *words, environment=everywhere(tmp_path, limit)) as command:
         status = command.wait(timeout_s=4 * START_S)
         assert (status, command.leftovers(grace_s=1.0)) == (1, []), command.said()
-        last = command.stderr.strip().splitlines()[-1]
-        assert re.search(expected, last), command.said()
+        assert re.search(expected, last_error(command.stderr)), command.said()
         assert "Traceback" not in command.stdout + command.stderr
     run = Run.latest(tmp_path)
     assert list((run.path / "checkpoints").glob(".*")) == []

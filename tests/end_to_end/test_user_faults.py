@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.end_to_end.runs import TINY, Run, balance, trained
-from tests.support.running import ROOT
+from tests.support.running import ROOT, last_error
 
 TIMEOUT_S = 120.0
 
@@ -58,7 +58,7 @@ def test_a_run_in_which_nothing_succeeds_ends_and_says_why(tmp_path: Path, overr
     ended = trained(tmp_path, job(tmp_path, "Hopeless"), *words, timeout_s=TIMEOUT_S)
     assert (ended.status, ended.leftovers) == (1, []), ended
     assert "Traceback" not in ended.stdout + ended.stderr
-    last = ended.stderr.strip().splitlines()[-1]
+    last = last_error(ended.stderr)
     assert last.startswith(f"error: control: {expected}")
     assert "env_failed: environment instance t" in last
     assert "ValueError: the wheel came off (faulty.py, line " in last

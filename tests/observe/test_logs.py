@@ -52,6 +52,29 @@ def test_hostile_messages_stay_on_one_line_of_valid_json(tmp_path: Path) -> None
     assert (event["trajectory"], event["version"]) == (None, "{1}")
 
 
+def test_people_are_told_the_same_warning_once_in_ten_seconds_and_how_often_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr, clock = io.StringIO(), [1000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    path = configure_logging("env", tmp_path, stderr=stderr)
+    log = logging.getLogger("a")
+    for moment in (1000.0, 1004.0, 1009.0, 1010.5):
+        clock[0] = moment
+        log.warning("the disk is full")
+    log.warning("the disk is %s", "slow")
+    log.error("it ends")
+    log.error("it ends")
+    assert stderr.getvalue().splitlines() == [
+        "warning: env: the disk is full",
+        "warning: env: the disk is full (and 2 times more since this was last said)",
+        "warning: env: the disk is slow",
+        "error: env: it ends",
+        "error: env: it ends",
+    ]
+    assert len(events(path)) == 7
+
+
 def test_only_warnings_and_worse_reach_people(tmp_path: Path) -> None:
     stderr = io.StringIO()
     path = configure_logging("env", tmp_path, stderr=stderr)

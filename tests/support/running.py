@@ -198,6 +198,11 @@ def started(
         shutil.rmtree(command.temporary, ignore_errors=True)
 
 
+def last_error(stderr: str) -> str:
+    """What a command gave as its reason; warnings may come after it, of what goes on until it has ended."""
+    return [line for line in stderr.splitlines() if line.startswith("error: ")][-1]
+
+
 class Ended:
     """A command that has ended."""
 
