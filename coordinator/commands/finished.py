@@ -27,7 +27,7 @@ from coordinator.observe.progress import PlainProgress
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Pipeline
 from coordinator.preflight import check_job
-from coordinator.resources.resolve import resolve
+from coordinator.resources.resolve import number, resolve
 from coordinator.run import Run
 from hwprobe import build_affinity_map, probe
 
@@ -87,6 +87,7 @@ class Player:
 
         affinity = build_affinity_map(probe())
         job, placement = resolve(_small(self.job, len(tickets)), affinity)
+        job = _no_more_than_engines_take(job)
         scratch.write_job(job)
         policy_directory(job, scratch.path)
         checkpoint, directory = self._checkpoint or (None, None)
@@ -149,6 +150,13 @@ def _small(job: Job, episodes: int) -> Job:
     coordinator = msgspec.structs.replace(job.coordinator, store="embedded", metrics_port=0)
     trackers = msgspec.structs.replace(job.trackers, use=[])
     return msgspec.structs.replace(job, environment=environment, coordinator=coordinator, trackers=trackers)
+
+
+def _no_more_than_engines_take(job: Job) -> Job:
+    """A turn that waits in an engine's queue gains nothing, and its deadline runs."""
+    places = number(job.rollout.engines) * number(job.rollout.max_sequences)
+    concurrent = min(number(job.environment.concurrent), places)
+    return msgspec.structs.replace(job, environment=msgspec.structs.replace(job.environment, concurrent=concurrent))
 
 
 def _failure(words: str) -> str:

@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.core import Node, Ref
+from actors.settings import RolloutSettings
 from bus.message import CannotListen, RemoteError
-from coordinator.commands.finished import _small
+from coordinator.commands.finished import _no_more_than_engines_take, _small
 from coordinator.desk.messages import DESK, Follow, GetEngines, GetMetrics
 from coordinator.job import CoordinatorSettings, Job
 from tests.desk.test_orders import place
@@ -50,3 +51,11 @@ async def test_a_metrics_port_that_is_taken_is_named(tmp_path: Path) -> None:
 def test_playing_beside_a_run_does_not_claim_the_runs_metrics_port() -> None:
     job = msgspec.structs.replace(Job(), coordinator=CoordinatorSettings(metrics_port=9200))
     assert _small(job, 4).coordinator.metrics_port == 0
+
+
+def test_playing_asks_no_more_at_once_than_the_engines_take() -> None:
+    """What waits in an engine's queue may be lost to its deadline on a slow machine."""
+    rollout = RolloutSettings(engines=2, max_sequences=32)
+    job = msgspec.structs.replace(Job(), rollout=rollout)
+    assert _no_more_than_engines_take(_small(job, 400)).environment.concurrent == 64
+    assert _no_more_than_engines_take(_small(job, 9)).environment.concurrent == 9
