@@ -30,6 +30,7 @@ from coordinator.messages import (
     Ending,
     Follow,
     Following,
+    HardwareChanged,
     Join,
     Known,
     LetGo,
@@ -106,6 +107,12 @@ class Allegiance(Actor):
         """What the node does from now on, for every leader to know."""
         if self._join is not None:
             self._join = msgspec.structs.replace(self._join, roles=roles)
+
+    def hardware_changed(self, changed: HardwareChanged) -> None:
+        """To be said to whoever leads, and part of what the next leader hears of this node."""
+        if self._join is not None:
+            self._join = msgspec.structs.replace(self._join, affinity=changed.affinity)
+            self.leader.tell(self.node, changed)
 
     def announces(self, announce: Announce) -> None:
         """To be said to every leader."""

@@ -45,6 +45,7 @@ from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.scheduling.succession import Found
 from coordinator.takeover import Led, Takeover, take_over
 from coordinator.telling import Told
+from coordinator.vigil import keep_watch
 from hwprobe import encode
 
 
@@ -238,6 +239,7 @@ def _coordinator(sitting: Sitting, node: Node, told: Told) -> Coordinator:
         authority=sitting.authority,
         hosts=sitting.hosts,
         least_silence_s=job.coordinator.least_silence_s,
+        changed=lambda join: told.beside(node, told.facts.hardware(join)),
     )
 
 
@@ -295,4 +297,5 @@ async def _join_locally(sitting: Sitting, node: Node, ref: Ref, told: Told) -> N
     roles: list[Role] = ["coordinator", *sitting.launch.local_roles]
     join = Join(node.address, roles, os.getpid(), encode(sitting.launch.affinity), VERSION)
     await node.ask(ref, join, Welcome, timeout_s=10.0)
+    node.background(keep_watch(node.address, sitting.launch.affinity, lambda changed: node.tell(ref, changed)))
     await told.facts.bound(CONTROL, sitting.launch.placement)

@@ -81,6 +81,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
         authority: Authority = SOLE,
         hosts: HostBook | None = None,
         least_silence_s: float | None = None,
+        changed: Callable[[Join], None] = lambda join: None,
     ) -> None:
         self._authority = authority
         self._scheduler = scheduler
@@ -90,7 +91,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
         self._warn = warn
         self.dismisses = True
         """Whether the others end with this actor."""
-        news, patience = News(failed, joined, left, warn), Patience(silence_s, least_silence_s)
+        news, patience = News(failed, joined, left, warn, changed), Patience(silence_s, least_silence_s)
         self.roster = Roster(self, welcome, hosts or HostBook(), news, patience)
         self.dispatcher = Dispatcher(scheduler, terms, lambda: asyncio.get_running_loop().time())
         self.ticket_desk = TicketDesk(scheduler, self.dispatcher, self, journal)

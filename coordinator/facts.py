@@ -81,6 +81,11 @@ class Facts:
                 self._put(self._path(name, "address"), join.node),
             )
 
+    async def hardware(self, join: Join) -> None:
+        """A node's is not as it was."""
+        async with self._orders[join.node.name]:
+            await self._put_bytes(self._path(join.node.name, "affinity"), join.affinity)
+
     async def left(self, node: str) -> None:
         """A node takes part no longer."""
         async with self._orders[node]:

@@ -40,6 +40,7 @@ from coordinator.pulse import pulse
 from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import resolve
 from coordinator.roles import START, RoleContext
+from coordinator.vigil import keep_watch
 from hwprobe import Hardware, build_affinity_map, encode, probe
 
 log = logging.getLogger(__name__)
@@ -176,12 +177,12 @@ class _Sitting(Spare):
         node, terms, owner = self._node, self._terms, self._owner
         await node.spawn(lambda: self._allegiance, MEMBER, restarts=0)
         coordinator = Ref(NodeAddress(CONTROL, terms.join, "", 0), "coordinator")
-        affinity = encode(build_affinity_map(owner.hardware()))
+        affinity = build_affinity_map(owner.hardware())
         join = Join(
             node.address,
             terms.roles,
             os.getpid(),
-            affinity,
+            encode(affinity),
             VERSION,
             pulse=self._pulse,
             standby=owner.standby_pid(),
@@ -198,6 +199,7 @@ class _Sitting(Spare):
             silence_s=settings.silence_s,
             takeover_s=settings.takeover_s,
         )
+        node.background(keep_watch(node.address, affinity, self._allegiance.hardware_changed))
         await self._take(self.roles, self._terms.beside)
         return welcome.run
 

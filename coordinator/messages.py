@@ -36,6 +36,15 @@ class Join(msgspec.Struct, frozen=True):
         return self.standby is not None
 
 
+class HardwareChanged(msgspec.Struct, frozen=True):
+    """From a node whose hardware is not as it was; see ``coordinator.vigil``."""
+
+    node: NodeAddress
+    affinity: bytes  # its map as it is now, as JSON
+    begun: list[str]  # a line each for people: a GPU is lost, or slowed down; memory runs short
+    ended: list[str]
+
+
 class Welcome(msgspec.Struct, frozen=True):
     """What a node needs to take its roles."""
 

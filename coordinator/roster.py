@@ -39,6 +39,7 @@ from coordinator.messages import (
     Find,
     Found,
     GetHosts,
+    HardwareChanged,
     HostList,
     Join,
     Known,
@@ -94,6 +95,7 @@ class News(msgspec.Struct, frozen=True):
     joined: Callable[[Join], None]
     left: Callable[[str], None]
     warn: Callable[[str], None]  # a person
+    changed: Callable[[Join], None] = lambda join: None  # its hardware
 
 
 class Roster:
@@ -169,6 +171,19 @@ class Roster:
             self._watch(taken)
         self.standbys.see_to_one()
         return msgspec.structs.replace(self._welcome, roles=roles)
+
+    def changed(self, message: HardwareChanged) -> None:
+        """A node's hardware is not as it was when it joined. What an earlier incarnation of it says does not count."""
+        name = message.node.name
+        before = self._joins.get(name)
+        if before is None or before.node != message.node:
+            return
+        self._joins[name] = now = msgspec.structs.replace(before, affinity=message.affinity)
+        for line in message.begun:
+            self._news.warn(f"{name}: {line}")
+        for line in message.ended:
+            log.info("node %s: over: %s", name, line)
+        self._news.changed(now)
 
     def welcome_at(self, checkpoint: Path, version: int) -> None:
         """A trainer that joins from now on begins there, at the run's version, with what is stored."""
@@ -322,6 +337,10 @@ class RosterHandlers(Actor):
     @handler(concurrent=True)
     async def find(self, message: Find) -> Found:
         return Found(await self.roster.role(message.role, message.timeout_s))
+
+    @handler
+    async def hardware_changed(self, message: HardwareChanged) -> None:
+        self.roster.changed(message)
 
     @handler
     async def role_failed(self, message: RoleFailed) -> None:

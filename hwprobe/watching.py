@@ -90,7 +90,7 @@ class Watch:
         detail = f"NVML does not return from {call}"
         return [Finding("timed_out", "error", (self._session.subject,), detail, "look for Xid errors in dmesg")]
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the thread; a call that hangs is left to end with the process. Idempotent."""
         self._ending.set()
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(timeout_s)
