@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
+from hwprobe.nvml_vitals import NvmlVitals
 from hwprobe.visible import visible
+from hwprobe.vitals import GpuVitals
 
 
 class GpuUsage(msgspec.Struct, frozen=True):
@@ -25,6 +27,7 @@ class GpuUsage(msgspec.Struct, frozen=True):
     utilisation: float | None  # share of the driver's last sample (up to 1 s) in which a kernel ran; None: unsupported
     memory_used: int  # bytes
     memory_total: int
+    vitals: GpuVitals = GpuVitals()
 
 
 class NoGpus(RuntimeError):
@@ -47,6 +50,7 @@ class NvmlUsage:
         except pynvml.NVMLError as error:
             raise NoGpus(f"NVML does not start: {error}") from None
         self._handles = self._find(environ.get("CUDA_VISIBLE_DEVICES"))
+        self._vitals = {index: NvmlVitals(pynvml, handle, self.errors) for index, (_, handle) in self._handles.items()}
         if not self._handles:
             self.close()
             raise NoGpus("no GPU answers, or none is visible to this process")
@@ -79,14 +83,15 @@ class NvmlUsage:
         for index, (uuid, handle) in self._handles.items():
             memory = self._ask("nvmlDeviceGetMemoryInfo", partial(nvml.nvmlDeviceGetMemoryInfo, handle))
             try:
-                busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+                busy, memory_busy = rates.gpu / 100, rates.memory / 100
             except nvml.NVMLError as error:
                 self.errors[f"nvmlDeviceGetUtilizationRates: {error}"] += 1
                 if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
                     continue
-                busy = None
+                busy = memory_busy = None
             used, total = (0, 0) if memory is None else (int(memory.used), int(memory.total))
-            found.append(GpuUsage(index, uuid, busy, used, total))
+            found.append(GpuUsage(index, uuid, busy, used, total, self._vitals[index].read(memory_busy)))
         return found
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from hwprobe.nvml_usage import GpuUsage, NoGpus, NvmlUsage
+from hwprobe.vitals import GpuVitals, merged
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int
     devices: tuple[str, ...]  # UUIDs
     errors: Mapping[str, int]  # queries that failed, ever
+    vitals: GpuVitals = GpuVitals()  # means over the samples; over GPUs the sum, or the largest (``hwprobe.vitals``)
 
 
 class GpuTelemetry:
@@ -104,6 +106,7 @@ class GpuTelemetry:
             memory_total=sum(gpu.memory_total for gpu in self._last),
             devices=tuple(gpu.uuid for gpu in self._last),
             errors=errors,
+            vitals=merged([(gpu.index, gpu.vitals) for gpu in sample] for sample in samples),
         )
 
     def stop(self) -> None:

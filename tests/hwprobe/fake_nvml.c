@@ -10,6 +10,8 @@
  * FAKE_NVML_PROCESSES "0:4711:1024;0:4712:2048"            GPU, process, MiB
  * FAKE_NVML_BUSY    "95,20"                                per cent of each GPU's time, the first, the second, ...
  * FAKE_NVML_USED    "1024"                                 MiB in use on every GPU
+ * FAKE_NVML_TRAFFIC "138:4000000;197:1000000000"          field number, and what it grows by in a second
+ * FAKE_NVML_PCIE    "5000"                                 KB/s sent over PCIe without counters; one more received
  * FAKE_NVML_HEALTHY "4"                                    so many calls of nvmlDeviceGetUtilizationRates meet no fault
  * FAKE_NVML_VALUES  "1:nvmlDeviceGetPowerUsage:350000;*:nvmlDeviceGetP2PStatus:5;0:nvmlDeviceGetClockInfo.1:345"
  *                   GPU, function (and its argument), and the number that it answers in place of the usual one
@@ -21,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
@@ -419,5 +422,49 @@ int nvmlDeviceGetP2PStatus(Gpu *one, Gpu *other, unsigned int what, unsigned int
     CHECK(one->index);
     (void)other, (void)what;
     *status = (unsigned int)value(one, __func__, -1, SUCCESS);
+    return SUCCESS;
+}
+
+/* Counters that grow evenly, with the time at which they were read. */
+typedef struct {
+    unsigned int field, scope;
+    long long timestamp, latency;
+    unsigned int type;
+    int result;
+    union {
+        double number;
+        unsigned long long count;
+    } value;
+} FieldValue;
+
+int nvmlDeviceGetFieldValues(Gpu *gpu, int length, FieldValue *values) {
+    CHECK(gpu->index);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    long long us = now.tv_sec * 1000000ll + now.tv_nsec / 1000;
+    for (int i = 0; i < length; i++) {
+        char list[256];
+        snprintf(list, sizeof list, "%s", env("FAKE_NVML_TRAFFIC"));
+        char *rest = NULL;
+        values[i].result = NOT_SUPPORTED;
+        for (char *one = strtok_r(list, ";", &rest); one; one = strtok_r(NULL, ";", &rest)) {
+            unsigned int field = 0;
+            unsigned long long rate = 0;
+            if (sscanf(one, "%u:%llu", &field, &rate) != 2 || field != values[i].field)
+                continue;
+            values[i].type = 3;
+            values[i].timestamp = us;
+            values[i].value.count = (unsigned long long)((long double)rate * us / 1e6L);
+            values[i].result = SUCCESS;
+        }
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPcieThroughput(Gpu *gpu, unsigned int counter, unsigned int *kilobytes) {
+    CHECK(gpu->index);
+    if (!*env("FAKE_NVML_PCIE"))
+        return NOT_SUPPORTED;
+    *kilobytes = (unsigned int)atoi(env("FAKE_NVML_PCIE")) + counter;
     return SUCCESS;
 }

@@ -16,6 +16,7 @@ import pytest
 
 from hwprobe.nvml_usage import GpuUsage, NoGpus
 from hwprobe.telemetry import KEPT, GpuFigures, GpuTelemetry
+from hwprobe.vitals import GpuVitals, merged
 from tests.hwprobe.conftest import ROOT
 
 H800 = "NVIDIA H800|81559"
@@ -163,3 +164,51 @@ def test_until_the_driver_has_answered_it_is_not_known_whether_there_is_a_gpu() 
     answer.set()
     until(lambda: telemetry.take().state == "absent")
     telemetry.stop()
+
+
+def test_power_temperature_and_traffic_are_told_over_all_gpus(sampled: Sampled) -> None:
+    """Two GPUs; fields 138 and 139 are NVLink's KiB, 197 and 198 PCIe's bytes (nvml.h)."""
+    traffic = "138:4000000;139:2000000;197:1000000000;198:3000000000"
+    answers, _ = sampled(3, gpus=f"{H800};{H800}", traffic=traffic, pcie="77")
+    vitals = answers[-1].vitals
+    assert vitals.power_w == pytest.approx(2 * 140)
+    assert vitals.temperature_c == 31  # of the hottest, not the sum
+    assert vitals.memory_busy == 0.0
+    assert vitals.nvlink_sent == pytest.approx(2 * 4_000_000 * 1024, rel=0.01)
+    assert vitals.nvlink_received == pytest.approx(2 * 2_000_000 * 1024, rel=0.01)
+    assert vitals.pcie_sent == pytest.approx(2e9, rel=0.01)
+    assert vitals.pcie_received == pytest.approx(6e9, rel=0.01)
+    assert answers[-1].errors == {}
+
+
+def test_a_bus_without_counters_is_measured_by_the_driver(sampled: Sampled) -> None:
+    answers, _ = sampled(2, gpus=H800, pcie="5000")
+    vitals = answers[-1].vitals
+    assert (vitals.pcie_sent, vitals.pcie_received) == (5_000_000, 5_001_000)
+    assert (vitals.nvlink_sent, vitals.nvlink_received) == (None, None)
+
+
+def test_what_a_gpu_does_not_support_is_unknown_and_no_error(sampled: Sampled) -> None:
+    faults = ";".join(
+        f"0:{query}:3" for query in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetFieldValues")
+    )
+    answers, _ = sampled(2, gpus=H800, busy="95", faults=faults)
+    assert answers[-1].utilisation == pytest.approx(0.95)
+    assert answers[-1].vitals == GpuVitals(memory_busy=0.0)
+    assert answers[-1].errors == {}
+
+
+def test_a_query_that_fails_is_counted_and_asked_again(sampled: Sampled) -> None:
+    answers, _ = sampled(3, gpus=H800, faults="0:nvmlDeviceGetPowerUsage:999")
+    assert answers[-1].vitals.power_w is None
+    (error,) = answers[-1].errors
+    assert error.startswith("nvmlDeviceGetPowerUsage: ")
+    assert answers[-1].errors[error] > answers[0].errors[error]
+
+
+def test_over_time_each_gpus_figures_are_means_and_over_gpus_sums_or_the_largest() -> None:
+    samples = [
+        [(0, GpuVitals(power_w=100.0, temperature_c=50.0)), (1, GpuVitals(power_w=300.0, temperature_c=40.0))],
+        [(0, GpuVitals(power_w=200.0, temperature_c=70.0)), (1, GpuVitals(temperature_c=40.0, memory_busy=0.5))],
+    ]
+    assert merged(samples) == GpuVitals(power_w=450.0, temperature_c=60.0, memory_busy=0.5)
