@@ -123,6 +123,18 @@ def add_proxy(text: Exposition, state: ProxyState) -> None:
         text.counter("rollart_proxy_events", "Events of the proxy, by kind.", count, event=event)
 
 
+VITALS = {
+    "memory_busy": ("memory_busy_ratio", "Share of time in which memory was read or written, of the busiest"),
+    "power_w": ("power_watts", "Power"),
+    "temperature_c": ("temperature_celsius", "Temperature of the hottest"),
+    "pcie_sent": ("pcie_sent_bytes_per_second", "What left over PCIe"),
+    "pcie_received": ("pcie_received_bytes_per_second", "What came over PCIe"),
+    "nvlink_sent": ("nvlink_sent_bytes_per_second", "What left over NVLink"),
+    "nvlink_received": ("nvlink_received_bytes_per_second", "What came over NVLink"),
+}
+"""Fields of ``GpuVitals`` that a GPU may not have, and then has no figure here."""
+
+
 def add_load(text: Exposition, load: EngineLoad, age_s: float, where: dict[str, str]) -> None:
     """What an engine said last of how loaded it is. A GPU that does not answer has no utilisation here."""
     text.gauge("rollart_engine_load_age_seconds", "Since an engine said how loaded it is.", age_s, **where)
@@ -136,6 +148,10 @@ def add_load(text: Exposition, load: EngineLoad, age_s: float, where: dict[str, 
         used, total = "Memory in use on an engine's GPUs.", "Memory of an engine's GPUs."
         text.gauge("rollart_engine_gpu_memory_used_bytes", used, load.memory_used, **where)
         text.gauge("rollart_engine_gpu_memory_bytes", total, load.memory_total, **where)
+    for field, (name, purpose) in VITALS.items():
+        value = getattr(load.vitals, field)
+        if value is not None:
+            text.gauge(f"rollart_engine_gpu_{name}", f"{purpose} of an engine's GPUs, by their driver.", value, **where)
     failures = "Queries to the driver of an engine's GPUs that failed."
     text.counter("rollart_engine_gpu_errors", failures, load.errors, **where)
 

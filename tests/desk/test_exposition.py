@@ -25,6 +25,7 @@ from coordinator.messages import HostFacts, HostList
 from coordinator.metadata.measured import Shard
 from coordinator.scheduling.ledger import Balance, Ledger
 from coordinator.scheduling.rolling import RollingScheduler, Rules
+from hwprobe.vitals import GpuVitals
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -118,6 +119,7 @@ async def everything() -> str:
         memory_used=3 << 30,
         memory_total=80 << 30,
         errors=2,
+        vitals=GpuVitals(power_w=350.5, nvlink_sent=2e9),
     )
     engine = EngineState("engine-0", "serving", "CPU", 7, 5, 1, trajectories=12, load=load, load_age_s=0.5)
     places = msgspec.structs.replace(load, figure="occupancy", load=0.5, devices=())
@@ -151,6 +153,9 @@ async def test_an_engines_load_is_told_under_the_name_of_what_it_is() -> None:
     assert of("rollart_engine_gpu_memory_used_bytes", "engine-0") == 3 << 30
     assert of("rollart_engine_gpu_memory_bytes", "engine-0") == 80 << 30
     assert of("rollart_engine_gpu_errors_total", "engine-0") == 2
+    assert of("rollart_engine_gpu_power_watts", "engine-0") == 350.5
+    assert of("rollart_engine_gpu_nvlink_sent_bytes_per_second", "engine-0") == 2e9
+    assert of("rollart_engine_gpu_temperature_celsius", "engine-0") is None
     assert of("rollart_engine_load_age_seconds", "engine-0") == 0.5
     assert of("rollart_engine_trajectories", "engine-0") == 12
     assert of("rollart_engine_occupancy_ratio", "engine-1") == 0.5

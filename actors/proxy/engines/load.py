@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from hwprobe.vitals import GpuVitals
+
 if TYPE_CHECKING:
     from hwprobe.telemetry import GpuFigures
 
@@ -30,6 +32,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     memory_used: int = 0  # bytes, of these GPUs
     memory_total: int = 0
     errors: int = 0  # queries to the GPUs' driver that failed, in this engine's life
+    vitals: GpuVitals = GpuVitals()  # of its GPUs together
 
 
 class LoadMeter:
@@ -83,4 +86,5 @@ def engine_load(occupancy: float, busy: float, gpus: GpuFigures | None) -> Engin
         memory_used=gpus.memory_used,
         memory_total=gpus.memory_total,
         errors=sum(gpus.errors.values()),
+        vitals=gpus.vitals,
     )
