@@ -33,6 +33,7 @@ COMMANDS = {
     "rollart-plan": "coordinator.commands.plan:main",
     "rollart-share": "coordinator.commands.share:main",
     "rollart-doctor": "coordinator.commands.doctor:main",
+    "rollart-trace": "hwprobe.tracing.__main__:main",
 }
 
 
