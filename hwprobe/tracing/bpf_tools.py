@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hwprobe.tracing.bpftrace import Maps, frames, record, split_key
 from hwprobe.tracing.children import ChildFailed, Interruption
-from hwprobe.tracing.folded import fold
+from hwprobe.tracing.folded import ASLEEP, fold
 from hwprobe.tracing.kernel import Kernel
 from hwprobe.tracing.looks import Gathered, Looks, ThreadSpan
 from hwprobe.tracing.order import Order, Site, finished, gather
@@ -67,8 +67,8 @@ def offcpu(order: Order, site: Site, kernel: Kernel, interruption: Interruption)
         longest[tid] = max(us, longest.get(tid, 0))
     for span in _asleep_throughout(spans, maps):
         found = kernel_stack(span.facts.pid, span.facts.tid, site.proc)
-        place = found or (waits_in(span.facts.pid, span.facts.tid, site.proc) or "(asleep throughout)",)
-        folded[fold((span.facts.name, *place))] += span.blocked_ns // 1000
+        place = found or (waits_in(span.facts.pid, span.facts.tid, site.proc) or "",)
+        folded[fold((span.facts.name, ASLEEP, *place))] += span.blocked_ns // 1000
     return finished(
         order,
         "bpf",

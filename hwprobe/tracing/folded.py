@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+ASLEEP = "(asleep throughout)"
+"""A frame below those of threads that never got a CPU while they were watched: many, and nobody waits for them."""
+
 
 def fold(frames: Iterable[str]) -> str:
     """One stack."""
@@ -37,12 +40,14 @@ def from_text(text: str) -> dict[str, int]:
 
 
 def ordered(stacks: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted(stacks.items(), key=lambda item: (-item[1], item[0]))
+    """The largest first, but those of threads that did nothing at all after the others."""
+    return sorted(stacks.items(), key=lambda item: (ASLEEP in item[0], -item[1], item[0]))
 
 
-def innermost(stack: str, frames: int) -> str:
-    """For a table: who, and the last frames of a stack."""
-    parts: Sequence[str] = stack.split(";")
-    if len(parts) <= frames + 1:
-        return " > ".join(parts)
-    return " > ".join((parts[0], "..", *parts[-frames:]))
+def innermost(stack: str, frames: int, letters: int) -> str:
+    """For a table: who, and so many of a stack's last frames, fewer where they are longer than ``letters``."""
+    first, *rest = stack.split(";")
+    kept: Sequence[str] = rest[-frames:]
+    while len(kept) > 1 and len(" > ".join(kept)) > letters:
+        kept = kept[1:]
+    return " > ".join((first, *(("..",) if len(kept) < len(rest) else ()), *kept))

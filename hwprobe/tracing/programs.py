@@ -93,7 +93,7 @@ tracepoint:raw_syscalls:sys_exit /@since[tid]/ {
 
 _FAULTS = (
     """
-software:page-faults:1 /@watched[pid]/ { @faults[pid, comm, ustack(32)] = count(); }
+software:page-faults:1 /@watched[pid]/ { @faults[pid, comm, ustack(16)] = count(); }
 """,
     (),
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from hwprobe.tracing.children import ChildFailed, Interruption
-from hwprobe.tracing.folded import fold
+from hwprobe.tracing.folded import ASLEEP, fold
 from hwprobe.tracing.looks import Looks, ThreadSpan, now_ns
 from hwprobe.tracing.order import Order, Site, finished, gather
 from hwprobe.tracing.report import Entry, Report, Tool
@@ -42,7 +42,7 @@ class Waits:
             self.stackless += 1
             stack = (waits_in(facts.pid, facts.tid, self._proc) or "(the kernel does not say where)",)
         weights = self._weights.setdefault((facts.pid, facts.tid), Counter())
-        weights[fold((facts.name, *stack))] += passed_ns
+        weights[fold(stack)] += passed_ns
 
     def folded(self, spans: list[ThreadSpan]) -> dict[str, int]:
         """Microseconds."""
@@ -50,10 +50,11 @@ class Waits:
         for span in spans:
             weights = self._weights.get((span.facts.pid, span.facts.tid))
             if not weights or not weights.total():
-                weights = Counter({fold((span.facts.name, NOT_SEEN)): 1})
+                weights = Counter({NOT_SEEN: 1})
             total = weights.total()
+            asleep = () if span.slices else (ASLEEP,)
             for stack, weight in weights.items():
-                stacks[stack] += span.blocked_ns * weight // total // 1000
+                stacks[fold((span.facts.name, *asleep, *stack.split(";")))] += span.blocked_ns * weight // total // 1000
         return {stack: weight for stack, weight in stacks.items() if weight}
 
     def notes(self) -> tuple[str, ...]:

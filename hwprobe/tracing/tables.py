@@ -7,7 +7,7 @@ left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hwprobe.tracing.looks import ThreadSpan
 from hwprobe.tracing.report import Entry
@@ -18,15 +18,16 @@ def ms(nanoseconds: float) -> float:
     return round(nanoseconds / 1e6, 3)
 
 
-def offcpu_rows(spans: Iterable[ThreadSpan], longest_us: Mapping[int, int] | None = None) -> tuple[Entry, ...]:
-    """Each thread's time: waiting for something, waiting for a CPU, running."""
+def offcpu_rows(spans: Sequence[ThreadSpan], longest_us: Mapping[int, int] | None = None) -> tuple[Entry, ...]:
+    """Each thread's time: waiting for something, waiting for a CPU, running. Those that only slept come last."""
     rows = []
     for span in spans:
         figures = {"waited_ms": ms(span.blocked_ns), "in_queue_ms": ms(span.wait_ns), "ran_ms": ms(span.run_ns)}
         if longest_us is not None and span.facts.tid in longest_us:
             figures["longest_ms"] = longest_us[span.facts.tid] / 1000
         rows.append(Entry(span.facts.label, figures))
-    return _by(rows, "waited_ms")
+    asleep = {span.facts.label for span in spans if not span.slices}
+    return tuple(sorted(_by(rows, "waited_ms"), key=lambda row: row.name in asleep))
 
 
 def runqueue_rows(spans: Iterable[ThreadSpan], longest_us: Mapping[int, int] | None = None) -> tuple[Entry, ...]:

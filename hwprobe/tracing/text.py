@@ -13,7 +13,7 @@ from hwprobe.tracing.report import ABOUT, Bucket, Report
 
 ROWS = 20
 STACKS = 12
-FRAMES = 4  # of a stack's innermost
+FRAMES, LETTERS = 4, 110  # of a stack's innermost
 BAR = 40
 
 
@@ -60,7 +60,7 @@ def _stacks(report: Report) -> str:
     total = sum(report.folded.values()) or 1
     scale, unit = (1000, "ms") if report.unit == "us" else (1, report.unit)
     rows = [
-        (_number(weight / scale), f"{100 * weight / total:.1f}%", innermost(stack, FRAMES))
+        (_number(weight / scale), f"{100 * weight / total:.1f}%", innermost(stack, FRAMES, LETTERS))
         for stack, weight in ordered(report.folded)[:STACKS]
     ]
     lines = _table((unit.upper(), "SHARE", "WHERE"), rows)

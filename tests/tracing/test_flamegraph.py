@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hwprobe.tracing.flamegraph import MARGIN, WIDTH, boxes, flame_graph, tree
-from hwprobe.tracing.folded import fold, from_text, innermost, to_text
+from hwprobe.tracing.folded import ASLEEP, fold, from_text, innermost, ordered, to_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 STACKS = {"main;read": 3, "main;work;add": 4, "main": 1, "idle": 2}
@@ -98,5 +98,12 @@ def test_a_frame_cannot_break_a_stack_apart() -> None:
 
 
 def test_a_table_shows_who_and_the_innermost_frames() -> None:
-    assert innermost("p;a;b;c;d", 2) == "p > .. > c > d"
-    assert innermost("p;a;b", 2) == "p > a > b"
+    assert innermost("p;a;b;c;d", 2, 80) == "p > .. > c > d"
+    assert innermost("p;a;b", 2, 80) == "p > a > b"
+    assert innermost("p;long name;another", 2, 12) == "p > .. > another"
+    assert innermost("p", 2, 80) == "p"
+
+
+def test_what_did_nothing_at_all_comes_last() -> None:
+    stacks = {f"p;{ASLEEP};poll": 100, "p;read": 1, "p;write": 2}
+    assert [weight for _, weight in ordered(stacks)] == [2, 1, 100]
