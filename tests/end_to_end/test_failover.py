@@ -205,7 +205,7 @@ def test_a_leader_that_was_stopped_is_succeeded_and_obeyed_by_nobody_when_it_goe
 def test_leaders_that_die_or_stop_one_after_the_other_lose_nothing(tmp_path: Path, zookeeper: str, seed: int) -> None:
     chance = random.Random(seed)
     with ExitStack() as stack:
-        played = stack.enter_context(cast(tmp_path, f"coordinator.store={zookeeper}", "train.steps=80"))
+        played = stack.enter_context(cast(tmp_path, f"coordinator.store={zookeeper}", "train.steps=240"))
         coordinators = [played.leader, played.standby, played.stand_by(stack, "standby-0")]
         stopped: list[Command] = []
         took = []
@@ -231,7 +231,7 @@ def test_leaders_that_die_or_stop_one_after_the_other_lose_nothing(tmp_path: Pat
             assert paused.wait(timeout_s=180.0) == 75, paused.said()
         for command in coordinators:
             assert command.wait(timeout_s=300.0) == 0, command.said()
-        check_the_books(played, coordinators[0], 80)
+        check_the_books(played, coordinators[0], 240)
         for command in coordinators[1:]:
             assert "has ended" in command.stdout
 
