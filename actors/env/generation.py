@@ -25,6 +25,8 @@ from actors.weightsync.messages import PUBLISH_TIMEOUT_S
 from bus.message import BusError, DeadlineExceeded
 
 COMMAND_TIMEOUT_S = 10.0
+NOTHING_YET = -1
+"""Under which no engine of a proxy's successor has sampled."""
 
 
 class Generation:
@@ -49,7 +51,7 @@ class Generation:
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}  # of these, what the proxy was asked
         self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
-        self._sampled_under = 0  # the newest version that an answer here was sampled under
+        self._sampled_under = 0  # the newest version that an answer of this proxy's engines was sampled under
         peers.proxy.on_follow(self._add_again)
 
     # ---- answers -------------------------------------------------------------------------------------------------
@@ -77,7 +79,6 @@ class Generation:
         request = self._request(episode, allowed, urgent=urgent)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
-        waited_for, timeout_s = self._wait_for(request)
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
             add = self._added[request.request_id] = Add(request, self._hands.ref, self._environment)
@@ -85,6 +86,7 @@ class Generation:
                 await self._add(add)
                 if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
                     self._abort(request.request_id)
+                waited_for, timeout_s = self._wait_for(request)
                 try:
                     return await self._answer(request.request_id, future, timeout_s)
                 except TimeoutError:
@@ -153,7 +155,8 @@ class Generation:
     # ---- another proxy -------------------------------------------------------------------------------------------
 
     def _add_again(self, proxy: Ref) -> None:
-        """A proxy's successor knows nothing of what that one was asked."""
+        """A proxy's successor knows nothing of what that one was asked, and its engines begin without weights."""
+        self._sampled_under = NOTHING_YET
         for add in self._added.values():
             self._counters["requests_of_an_earlier_proxy"] += 1
             self._hands.node.background(self._add_to_successor(add))

@@ -66,6 +66,29 @@ def test_what_a_successor_was_asked_has_its_whole_time_there() -> None:
     virtual_time.run(test())
 
 
+def test_a_turn_waits_for_a_successors_engines_to_start_and_to_get_their_version() -> None:
+    async def test() -> None:
+        async with simulated_world(turn_timeout_s=5.0) as made:
+            made.start("t1")
+            await ended(made, 1)  # the engines of before had their version long ago
+            made.proxy.holds = lambda request: True
+            made.start("t2")
+            await until(lambda: len(made.proxy.held) == 1)
+            successor = ScriptedProxy(Faults())
+            successor.holds = lambda request: True
+            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.start("t3")
+            await until(lambda: len(successor.held) == 2)
+            await asyncio.sleep(300.0)
+            assert len(made.outcomes) == 1
+            successor.holds = lambda request: False
+            successor.answer("t2/0")
+            successor.answer("t3/0")
+            assert await ended(made, 3) == [("t1", "stored", ""), ("t2", "stored", ""), ("t3", "stored", "")]
+
+    virtual_time.run(test())
+
+
 def test_a_turn_waits_for_a_proxy_as_long_as_its_successor_may_take() -> None:
     async def test() -> None:
         network = SimulatedNetwork(seed=1, link=Link(latency_s=0.005))
