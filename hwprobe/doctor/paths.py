@@ -56,8 +56,16 @@ def largest(echo: Echo, most: int) -> int:
         low = max(low, passed)
         high = min([high, *(size for size in sizes if size > low)])
         if high - low <= STEP:
-            return next((usual for usual in USUAL if low - STEP <= usual <= low), low)
+            return _usual(echo, low, high)
         sizes = sorted({low + (high - low) * rung // RUNGS for rung in range(1, RUNGS)})
+
+
+def _usual(echo: Echo, low: int, high: int) -> int:
+    """The MTU that somebody has set, where the first size passes and the second does not."""
+    for usual in USUAL:
+        if low < usual < high and echo.passes(usual, tries=LARGE_TRIES, timeout_s=LARGE_ANSWER_S):
+            return usual
+    return next((usual for usual in USUAL if low - STEP <= usual <= low), low)
 
 
 def _judge_mtu(peer: Peer, way: Way, carried: int, examined: Examined) -> None:

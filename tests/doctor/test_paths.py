@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hwprobe.doctor import Unable, paths
-from hwprobe.doctor.echo import checksum
+from hwprobe.doctor.echo import Echo, checksum
 from hwprobe.doctor.peers import Peer, PeerError, parse_peer
 from tests.doctor.conftest import set_mtu
 from tests.support.machines import Machine
@@ -35,6 +36,27 @@ def test_a_host_that_takes_only_small_frames_is_found_and_the_remedy_helps(pair:
     assert finding.remedy.startswith("ip link set dev eth0 mtu 1500 here")
     set_mtu(one, 1500)
     assert within(one.name, lambda: paths.look_mtu([Peer(other.address)])).findings == []
+
+
+@pytest.mark.parametrize(
+    ("passing", "rungs", "told"), [(1504, 16, 1500), (1500, 7, 1500), (1499, 16, 1499), (9000, 5, 9000)]
+)
+def test_a_usual_mtu_is_told_as_such_whatever_sizes_were_tried(
+    passing: int, rungs: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "RUNGS", rungs)
+
+    class Way(Echo):
+        def __init__(self) -> None:
+            """Sends nothing."""
+
+        def passes(self, size: int, *, tries: int, timeout_s: float) -> bool:
+            return size <= passing
+
+        def largest(self, sizes: Sequence[int], *, tries: int, timeout_s: float) -> int:
+            return max((size for size in sizes if size <= passing), default=0)
+
+    assert paths.largest(Way(), 9000) == told
 
 
 def test_a_way_that_carries_less_than_both_hosts_send_is_measured(damaged: tuple[End, End, Line]) -> None:
