@@ -30,7 +30,7 @@ from hwprobe.telemetry import GpuTelemetry
 wanted = int(sys.argv[1])
 telemetry = GpuTelemetry(0.01)
 answers = []
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 90
 while len(answers) < wanted and time.monotonic() < deadline:
     time.sleep(0.05)
     figures = telemetry.take()
@@ -55,7 +55,7 @@ def sampled(fake_nvml: Path) -> Sampled:
         if visible is not None:
             environ["CUDA_VISIBLE_DEVICES"] = visible
         command = [sys.executable, "-c", CHILD, str(count)]
-        done = subprocess.run(command, env=environ, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=180, check=False)
         assert done.returncode == 0, done.stderr.decode()
         return msgspec.json.decode(done.stdout, type=tuple[list[GpuFigures], list[str]])
 
@@ -166,10 +166,15 @@ def test_until_the_driver_has_answered_it_is_not_known_whether_there_is_a_gpu() 
     telemetry.stop()
 
 
+def measured(found: tuple[list[GpuFigures], list[str]]) -> list[GpuFigures]:
+    """Answers with samples in them: on a busy machine some have none."""
+    return [figures for figures in found[0] if figures.samples]
+
+
 def test_power_temperature_and_traffic_are_told_over_all_gpus(sampled: Sampled) -> None:
     """Two GPUs; fields 138 and 139 are NVLink's KiB, 197 and 198 PCIe's bytes (nvml.h)."""
     traffic = "138:4000000;139:2000000;197:1000000000;198:3000000000"
-    answers, _ = sampled(3, gpus=f"{H800};{H800}", traffic=traffic, pcie="77")
+    answers = measured(sampled(10, gpus=f"{H800};{H800}", traffic=traffic, pcie="77"))
     vitals = answers[-1].vitals
     assert vitals.power_w == pytest.approx(2 * 140)
     assert vitals.temperature_c == 31  # of the hottest, not the sum
@@ -182,7 +187,7 @@ def test_power_temperature_and_traffic_are_told_over_all_gpus(sampled: Sampled) 
 
 
 def test_a_bus_without_counters_is_measured_by_the_driver(sampled: Sampled) -> None:
-    answers, _ = sampled(2, gpus=H800, pcie="5000")
+    answers = measured(sampled(5, gpus=H800, pcie="5000"))
     vitals = answers[-1].vitals
     assert (vitals.pcie_sent, vitals.pcie_received) == (5_000_000, 5_001_000)
     assert (vitals.nvlink_sent, vitals.nvlink_received) == (None, None)
@@ -192,14 +197,14 @@ def test_what_a_gpu_does_not_support_is_unknown_and_no_error(sampled: Sampled) -
     faults = ";".join(
         f"0:{query}:3" for query in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature", "nvmlDeviceGetFieldValues")
     )
-    answers, _ = sampled(2, gpus=H800, busy="95", faults=faults)
+    answers = measured(sampled(5, gpus=H800, busy="95", faults=faults))
     assert answers[-1].utilisation == pytest.approx(0.95)
     assert answers[-1].vitals == GpuVitals(memory_busy=0.0)
     assert answers[-1].errors == {}
 
 
 def test_a_query_that_fails_is_counted_and_asked_again(sampled: Sampled) -> None:
-    answers, _ = sampled(3, gpus=H800, faults="0:nvmlDeviceGetPowerUsage:999")
+    answers = measured(sampled(5, gpus=H800, faults="0:nvmlDeviceGetPowerUsage:999"))
     assert answers[-1].vitals.power_w is None
     (error,) = answers[-1].errors
     assert error.startswith("nvmlDeviceGetPowerUsage: ")
