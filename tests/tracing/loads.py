@@ -72,7 +72,7 @@ def traced(
     tool: Tool,
     how: How,
     *pids: int,
-    seconds: float = 1.5,
+    seconds: float = 1.0,
     threshold_ms: float = 100.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Report:

@@ -39,7 +39,7 @@ def test_two_busy_processes_on_one_core_wait_for_each_other(how: How) -> None:
     cpu = min(os.sched_getaffinity(0))
     with ExitStack() as stack:
         pids = [stack.enter_context(running(BUSY, cpu=cpu)).pid for _ in range(2)]
-        report = traced("runqueue", how, *pids, seconds=2.0)
+        report = traced("runqueue", how, *pids, seconds=1.5)
     figures = [row(report, pid) for pid in pids]
     # One of them runs at a time, so that between them they wait at least as long as it takes; what the one that waits
     # at the end has waited is not counted yet.

@@ -56,7 +56,7 @@ def connecting() -> Iterator[int]:
 
 @pytest.mark.parametrize("how", ["sampling", "bpf"])
 def test_a_segment_that_nobody_answers_is_counted_as_sent_again(how: How, connecting: int) -> None:
-    report = traced("retransmits", how, connecting, seconds=2.5)
+    report = traced("retransmits", how, connecting, seconds=2.0)
     ours = [entry for entry in report.entries if entry.name.endswith(" > 10.9.9.2:80")]
     assert sum(entry.figures["retransmits"] for entry in ours) >= 1
     assert {stack.partition(";")[2] for stack in report.folded} == {"10.9.9.2:80"}
