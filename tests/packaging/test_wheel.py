@@ -76,10 +76,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pins = [line.split(" ")[0] for line in (ROOT / "requirements" / "light.txt").read_text().splitlines()]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join(pin for pin in pins if "==" in pin and not pin.startswith("torch==")))
-    made = run([sys.executable, "-m", "venv", folder / "venv"], timeout=120)
+    made = run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], timeout=120)
     assert made.returncode == 0, made.stderr
     scripts = folder / "venv" / "bin"
-    done = run([scripts / "python", "-m", "pip", "install", "--quiet", "-c", constraints, wheel], timeout=300)
+    pip = [sys.executable, "-m", "pip", "--python", scripts / "python"]
+    done = run([*pip, "install", "--quiet", "-c", constraints, wheel], timeout=300)
     assert done.returncode == 0, done.stderr
     return scripts
 
