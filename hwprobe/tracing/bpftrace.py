@@ -124,6 +124,8 @@ def frames(stack: str) -> tuple[str, ...]:
 
 
 def split_key(key: str, numbers: int) -> tuple[list[int], list[str]]:
-    """The numbers that a key begins with, and the rest: a name, then stacks (each begins on a line of its own)."""
+    """The numbers that a key begins with, and the rest: a name, then stacks. Each stack begins on a line of its own;
+    one without frames is nothing at all, so that commas meet."""
     *first, rest = key.split(",", numbers)
-    return [int(one) for one in first], rest.split(",\n")
+    name, *stacks = (rest + "\n" if rest.endswith("\n,") else rest).split(",\n")
+    return [int(one) for one in first], [name.rstrip(","), *stacks]

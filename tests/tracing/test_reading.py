@@ -182,6 +182,19 @@ def test_a_name_with_commas_does_not_move_a_keys_parts() -> None:
     assert (frames(user), frames(kernel)) == (("main", "f(int, char)"), ("g",))
 
 
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("9,python,\n    add+1\n,", ["python", ("add",), ()]),  # no kernel stack, as recorded
+        ("9,python,,\n    g+3\n", ["python", ("g",)]),
+        ("9,python,,", ["python"]),
+    ],
+)
+def test_a_stack_without_frames_adds_none(key: str, parts: list[object]) -> None:
+    _, (name, *stacks) = split_key(key, 1)
+    assert [name, *map(frames, stacks)] == parts
+
+
 def test_histograms_are_told_in_milliseconds() -> None:
     maps = parse(RUNQUEUE)
     assert maps.histograms["@waits"] == (Bucket(0.0, 1), Bucket(0.008, 16))
