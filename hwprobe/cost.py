@@ -1,7 +1,7 @@
 """What a request costs on a hardware class: seconds of prefill and of a decoding step, from roofline and model size.
 
-Invariant: a pure function of its arguments; the only fitted figures are the two efficiencies of a class, and where they
-come from is said beside them.
+Invariant: a pure function of its arguments; the only fitted figures are the two efficiencies of a class: those below,
+whose origin is said beside them, until ``fitting`` has learned better ones from a run.
 
     prefill(n tokens) = 2 P n / (FLOP/s x efficiency)
     step(batch B, context C) = max(2 P B / (FLOP/s x efficiency), (W + B C k) / (bytes/s x efficiency))
@@ -13,6 +13,9 @@ small part of either (Qwen3-32B at 32k: about a fifth of prefill).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from hwprobe.roofline import GIB, lookup_class
@@ -21,7 +24,7 @@ RESERVE = 0.15
 """Share of a device's memory that engines leave free (the brief's)."""
 
 
-class Efficiency(msgspec.Struct, frozen=True):
+class Efficiency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a class reaches of its peaks."""
 
     compute: float
@@ -84,13 +87,34 @@ class DeviceCost(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, min(ceiling, int(free / (context * model.cache_bytes))))
 
 
-def device_cost(hardware_class: str, model: ModelSize, memory_gib: float | None = None) -> DeviceCost:
+def model_size(config: Mapping[str, Any], *, bytes_per_value: int = 2) -> ModelSize:
+    """Of a decoder with grouped-query attention and SwiGLU (Qwen3, Qwen2, Llama), from its ``config.json``. Raises
+    ``KeyError`` where that lacks something."""
+    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or hidden // heads
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
+    feed_forward = 3 * hidden * config["intermediate_size"]
+    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return ModelSize(
+        parameters=float(layers * (attention + feed_forward) + embeddings),
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        bytes_per_value=bytes_per_value,
+    )
+
+
+def device_cost(
+    hardware_class: str, model: ModelSize, memory_gib: float | None = None, efficiency: Efficiency | None = None
+) -> DeviceCost:
     """The smallest engine that holds the model with as much again for caches as a tenth of the memory: 1, 2, 4 or 8
-    devices. Raises ``ValueError`` for a class without figures and for a model that fits no engine."""
+    devices. ``efficiency``: as measured; default: as it is known, or usual. Raises ``ValueError`` for a class without
+    figures and for a model that fits no engine."""
     figures = lookup_class(hardware_class)
     if figures is None:
         raise ValueError(f"hardware class {hardware_class}: no figures in the built-in table (hwprobe.roofline)")
-    efficiency = EFFICIENCY.get(hardware_class, USUAL)
+    efficiency = efficiency or EFFICIENCY.get(hardware_class, USUAL)
     memory = figures.memory_bytes if memory_gib is None else memory_gib * GIB
     for devices in (1, 2, 4, 8):
         if memory * devices * (1 - RESERVE - 0.1) >= model.weight_bytes:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from hwprobe import AffinityMap, Device, Role
+from hwprobe.cost import EFFICIENCY, USUAL
 
 GIB = 1 << 30
 
@@ -100,7 +101,7 @@ def _bind_one(need: Need, affinity: AffinityMap, used: set[str]) -> list[Binding
 
 def preference(need: Need, affinity: AffinityMap) -> list[str]:
     """Hardware classes that can do it, best first: the declared one, then by the role's rank there, then by what the
-    role is bound by (FLOP/s for training and prefill, bytes/s for decoding)."""
+    role is bound by (FLOP/s for training and prefill, bytes/s for decoding), as far as the class reaches it."""
     ranks: dict[str, tuple[int, int, float]] = {}
     for device in affinity.devices:
         if need.role in device.roles:
@@ -114,7 +115,11 @@ def preference(need: Need, affinity: AffinityMap) -> list[str]:
 
 
 def _strength(role: Role, device: Device) -> float:
-    return (device.bandwidth if role == "decode" else device.peak_bf16_flops) or 0.0
+    """What it reaches of what the role is bound by."""
+    efficiency = EFFICIENCY.get(device.hardware_class, USUAL)
+    if role == "decode":
+        return (device.bandwidth or 0.0) * efficiency.bandwidth
+    return (device.peak_bf16_flops or 0.0) * efficiency.compute
 
 
 def _suited(need: Need, affinity: AffinityMap, hardware_class: str) -> list[Device]:

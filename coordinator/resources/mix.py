@@ -19,44 +19,14 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
-from hwprobe.cost import DeviceCost, ModelSize
+from hwprobe.cost import DeviceCost, Efficiency, ModelSize
+from hwprobe.flow import TaskShape
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class MixError(ValueError):
     """A mix that cannot be planned for; one line for the user."""
-
-
-class TaskShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Means of one task's trajectories."""
-
-    weight: Positive = 1.0  # how often it is posed
-    turns: Positive = 1.0
-    prompt: Positive = 500.0  # tokens before the first turn
-    observation: NotNegative = 0.0  # tokens that each further turn brings
-    response: Positive = 100.0  # tokens sampled a turn
-    reset_s: NotNegative = 0.0
-    step_s: NotNegative = 0.0  # the environment's time a turn
-
-    @property
-    def prefill_tokens(self) -> float:
-        """With the prefix kept where it was computed, each token is prefilled once."""
-        return self.prompt + (self.turns - 1) * self.observation
-
-    @property
-    def decode_tokens(self) -> float:
-        return self.turns * self.response
-
-    @property
-    def length(self) -> float:
-        """Tokens at the end."""
-        return self.prefill_tokens + self.decode_tokens
-
-    @property
-    def environment_s(self) -> float:
-        return self.reset_s + self.turns * self.step_s
 
 
 class ClassOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +48,7 @@ class Mix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model: ModelSize = ModelSize()
     in_flight: Annotated[int, msgspec.Meta(ge=1)] = 256
     train: bool = True  # the same devices train what they play
+    efficiency: dict[str, Efficiency] = {}  # class -> what it was measured to reach; others are taken as known
     classes: Annotated[dict[str, ClassOffer], msgspec.Meta(min_length=1, max_length=2)] = msgspec.field(
         default_factory=lambda: dict(OFFERS)
     )

@@ -3,14 +3,9 @@
 Invariant: a pure function of the mix of tasks. Every candidate's rate is worked out; those that come within ``RIVALS``
 of the highest are played on virtual time (``simulation``), because the network below knows neither chance nor routing,
 and the one that did best is recommended. Each candidate is a closed network of ``in_flight`` trajectories, which go
-round between environments, engines and training:
-
-    in_flight = rate x (environment time + wait for prefill) + sequences in decoding + trajectories in training
-
-Its one solution is the rate (every term grows with it). An engine that spends the share p of its time on prefill
-decodes in the rest; to bring forth x tokens a second then takes a batch B with B / step(B) = x. Tasks are split
-between the classes by comparative advantage: sorted by what they cost here over what they cost there, the first ones go
-here, up to the point at which the rate is highest.
+round between environments, engines and training (``hwprobe.flow``). Tasks are split between the classes by comparative
+advantage: sorted by what they cost here over what they cost there, the first ones go here, up to the point at which the
+rate is highest.
 """
 
 from __future__ import annotations
@@ -20,14 +15,11 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from coordinator.resources.mix import Candidate, Mix, TaskShape, engine_s, training_s
+from coordinator.resources.mix import Candidate, Mix, engine_s, training_s
 from coordinator.resources.simulation import Measured, simulate
 from hwprobe.cost import DeviceCost, device_cost
+from hwprobe.flow import SPLITS, ClassLoad, EnginePool, Network, TaskShape
 
-SPLITS = 12
-"""Steps in which the border between the classes' tasks is looked for."""
-
-BISECTIONS = 32
 FEW = 400
 """Candidates that are all looked at; of more, a grid of ``COARSE`` steps is."""
 
@@ -135,7 +127,7 @@ def costs_of(mix: Mix) -> dict[str, DeviceCost]:
     costs, refused = {}, []
     for name, offer in mix.classes.items():
         try:
-            costs[name] = device_cost(name, mix.model, offer.memory_gib)
+            costs[name] = device_cost(name, mix.model, offer.memory_gib, mix.efficiency.get(name))
         except ValueError as error:
             refused.append(str(error))
     if not costs:
@@ -183,9 +175,17 @@ def _counts(mix: Mix, names: list[str], gpus: int | None, budget: float | None) 
 
 def expect(mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost]) -> Expectation:
     """The best way to use a candidate."""
-    return max(
-        (_expect(mix, candidate, costs, shares) for shares in _splits(mix, candidate, costs)), key=lambda e: e.rate
-    )
+    pools = {
+        name: EnginePool(cost=cost, engines=devices // cost.devices, ceiling=mix.classes[name].ceiling)
+        for name, devices in candidate.rollout
+        if (cost := costs[name])
+    }
+    network = Network(mix.model, mix.tasks, pools, mix.in_flight, train_s=training_s(mix, candidate, costs))
+    return max((_expect(mix, candidate, network, shares) for shares in _splits(mix, candidate, costs)), key=_rate)
+
+
+def _rate(expectation: Expectation) -> float:
+    return expectation.rate
 
 
 def _splits(mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost]) -> Iterator[dict[str, dict[str, float]]]:
@@ -208,90 +208,17 @@ def _advantage(mix: Mix, shape: TaskShape, here: DeviceCost, there: DeviceCost) 
     return engine_s(mix, shape, here) / engine_s(mix, shape, there)
 
 
-class _Load:
-    """What one class is asked for by one trajectory of the mix, and how an engine bears a rate of them."""
-
-    def __init__(self, mix: Mix, cost: DeviceCost, devices: int, shares: Mapping[str, float]) -> None:
-        self.engines = devices // cost.devices
-        self._mix, self._cost = mix, cost
-        weights = {task: mix.share(task) * share for task, share in shares.items()}
-        tasks = {task: mix.tasks[task] for task, weight in weights.items() if weight}
-        self.prefill_s = sum(weights[t] * cost.prefill_s(mix.model, shape.prefill_tokens) for t, shape in tasks.items())
-        self.tokens = sum(weights[task] * shape.decode_tokens for task, shape in tasks.items())
-        self.turns = sum(weights[task] * shape.turns for task, shape in tasks.items())
-        # A sequence is decoded at all its lengths; what is longer is in the batch for longer.
-        spent = sum(weights[task] * shape.decode_tokens * _mean_length(shape) for task, shape in tasks.items())
-        self.context = spent / self.tokens if self.tokens else 1.0
-        longest = max((shape.length for shape in tasks.values()), default=1.0)
-        ceiling = mix.classes[cost.hardware_class].ceiling
-        self.places = cost.places(mix.model, max(self.context, longest / 2), ceiling)
-
-    def bears(self, rate: float) -> tuple[float, float] | None:
-        """(Share of the time on prefill, sequences decoded at once) of one engine, or None where it is too much."""
-        prefill = rate * self.prefill_s / self.engines
-        if prefill >= 1:
-            return None
-        wanted = rate * self.tokens / self.engines / (1 - prefill)  # tokens a second, while it decodes
-        batch = self._batch(wanted)
-        return None if batch is None else (prefill, batch)
-
-    def _batch(self, wanted: float) -> float | None:
-        """The batch with this speed: B / step(B) = x with a step of a + b B, while that is not bound by compute."""
-        model, cost = self._mix.model, self._cost
-        fixed_s = cost.step_s(model, 0.0, self.context)
-        each_s = self.context * model.cache_bytes / cost.bandwidth
-        if wanted * max(each_s, cost.prefill_s(model, 1.0)) >= 1:
-            return None
-        batch = fixed_s * wanted / (1 - each_s * wanted)
-        return batch if batch <= self.places else None
-
-    def in_system(self, rate: float, prefill: float, batch: float) -> float:
-        """Trajectories here: decoding (while others are prefilled, too), and waiting for prefill."""
-        waits = prefill * self.prefill_s / max(self.turns, 1e-9) / (2 * (1 - prefill))
-        return self.engines * batch + rate * (self.prefill_s + self.turns * waits)
-
-
-def _mean_length(shape: TaskShape) -> float:
-    """Tokens of a trajectory when one of its tokens is sampled, on average."""
-    return shape.prompt + (shape.length - shape.prompt) / 2
-
-
-def _expect(
-    mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost], shares: dict[str, dict[str, float]]
-) -> Expectation:
-    loads = {
-        name: _Load(mix, costs[name], devices, {task: share[name] for task, share in shares.items()})
-        for name, devices in candidate.rollout
-    }
-    environment_s = sum(mix.share(task) * shape.environment_s for task, shape in mix.tasks.items())
-    train_s = training_s(mix, candidate, costs)
-
-    def in_flight(rate: float) -> float:
-        busy = rate * train_s
-        if busy >= 1:
-            return math.inf
-        total = rate * environment_s + busy + busy**2 / (2 * (1 - busy))
-        for load in loads.values():
-            state = load.bears(rate)
-            if state is None:
-                return math.inf
-            total += load.in_system(rate, *state)
-        return total
-
-    low, high = 0.0, 1.0
-    while in_flight(high) < mix.in_flight:
-        high *= 2
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if in_flight(middle) <= mix.in_flight else (low, middle)
-    return _described(mix, candidate, shares, loads, rate=low, training=low * train_s)
+def _expect(mix: Mix, candidate: Candidate, network: Network, shares: dict[str, dict[str, float]]) -> Expectation:
+    loads = network.loads(shares)
+    rate = network.rate(shares, loads=loads)
+    return _described(mix, candidate, shares, loads, rate=rate, training=rate * network.train_s)
 
 
 def _described(
     mix: Mix,
     candidate: Candidate,
     shares: dict[str, dict[str, float]],
-    loads: Mapping[str, _Load],
+    loads: Mapping[str, ClassLoad],
     *,
     rate: float,
     training: float,

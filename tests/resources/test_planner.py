@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.commands import plan
-from coordinator.resources.measured import model_size
 from coordinator.resources.mix import Candidate, Mix, MixError, convert_mix, load_mix
 from coordinator.resources.planner import NoPlan, candidates, costs_of, expect, recommend
 from coordinator.resources.simulation import simulate
-from hwprobe.cost import ModelSize, device_cost
+from hwprobe.cost import ModelSize, device_cost, model_size
 from tests.support.running import ROOT
 
 GAMES = {"turns": 12, "prompt": 1500, "observation": 600, "response": 40, "step_s": 0.4}

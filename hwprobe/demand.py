@@ -1,0 +1,131 @@
+"""What the trajectories of each task are like, learned from their requests as they come and go.
+
+Invariant: a fold over what happened, in order; means are over the last ``MEMORY`` events, and plain means while there
+are fewer. What never happened has no figure: a task that nobody has asked for is not in the table.
+
+Whoever routes requests knows all of it: how long a prompt is, how much of it was there the turn before, what was
+sampled, how long the environment took in between, and when a trajectory ends. News of an answer may come later than
+the next turn's request, because it travels another way; the request is then kept until the answer is known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hwprobe.flow import TaskShape
+
+MEMORY = 40
+STARTS = 100
+"""Trajectories, of all tasks, over which it is counted how often each is posed."""
+SEEN = 8
+"""Answers from which on a task's figures are used."""
+
+
+class TaskFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of one task, and over how many events."""
+
+    starts: float = 0.0  # trajectories that began, lately
+    prompt: float = 0.0  # tokens of a first turn
+    prompts: int = 0
+    observation: float = 0.0  # new tokens of a later turn
+    observations: int = 0
+    response: float = 0.0  # tokens sampled a turn
+    responses: int = 0
+    turns: float = 0.0  # of a trajectory that ended
+    ended: int = 0
+    step_s: float = 0.0  # between an answer and the next turn
+    steps: int = 0
+
+    @property
+    def known(self) -> bool:
+        return self.responses >= SEEN
+
+    def shape(self) -> TaskShape:
+        """As the network takes it; before a first trajectory has ended, from the turns so far."""
+        turns = max(1.0, self.turns if self.ended else 1.0 + self.observations / max(1, self.prompts))
+        return TaskShape(
+            weight=max(self.starts, 1e-3),
+            turns=turns,
+            prompt=max(1.0, self.prompt),
+            observation=self.observation,
+            response=max(1.0, self.response),
+            step_s=self.step_s * (turns - 1) / turns,  # there is none after the last turn
+        )
+
+
+class _Playing:
+    """One trajectory."""
+
+    __slots__ = ("ahead", "answered_at", "asked", "length", "task", "turns", "waits")
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self.turns = 0
+        self.length = 0.0  # tokens that were there after the last answer
+        self.asked = 0.0  # tokens of the prompt that is out
+        self.waits = False  # for the answer to it
+        self.answered_at = 0.0
+        self.ahead: float | None = None  # tokens of a prompt that has come before the answer to the one before
+
+
+class Demand:
+    """See the module docstring. Times are handed in."""
+
+    def __init__(self, tasks: dict[str, TaskFit] | None = None) -> None:
+        self.tasks: dict[str, TaskFit] = dict(tasks or {})
+        self._playing: dict[str, _Playing] = {}
+
+    def __len__(self) -> int:
+        """Trajectories under way."""
+        return len(self._playing)
+
+    def asked(self, task: str, trajectory: str, prompt: float, now: float) -> None:
+        """A turn is to be sampled."""
+        playing = self._playing.get(trajectory)
+        if playing is None:
+            playing = self._playing[trajectory] = _Playing(task)
+            self._began(task)
+        if playing.waits:
+            playing.ahead = prompt
+        else:
+            self._turn(playing, prompt, now - playing.answered_at)
+
+    def _turn(self, playing: _Playing, prompt: float, waited_s: float) -> None:
+        fit, fresh = self.tasks[playing.task], max(0.0, prompt - playing.length)
+        if playing.turns == 0:
+            fit = _with(fit, "prompt", "prompts", fresh)
+        else:
+            fit = _with(_with(fit, "observation", "observations", fresh), "step_s", "steps", waited_s)
+        self.tasks[playing.task] = fit
+        playing.asked, playing.waits = prompt, True
+        playing.turns += 1
+
+    def answered(self, trajectory: str, sampled: float, now: float) -> None:
+        """So many tokens were sampled. Nothing of a trajectory that has ended."""
+        playing = self._playing.get(trajectory)
+        if playing is None or not playing.waits:
+            return
+        playing.length, playing.answered_at, playing.waits = playing.asked + sampled, now, False
+        self.tasks[playing.task] = _with(self.tasks[playing.task], "response", "responses", sampled)
+        ahead, playing.ahead = playing.ahead, None
+        if ahead is not None:
+            self._turn(playing, ahead, 0.0)
+
+    def ended(self, trajectory: str) -> None:
+        playing = self._playing.pop(trajectory, None)
+        if playing is not None and playing.turns:
+            self.tasks[playing.task] = _with(self.tasks[playing.task], "turns", "ended", playing.turns)
+
+    def _began(self, task: str) -> None:
+        keep, replace = 1 - 1 / STARTS, msgspec.structs.replace
+        faded = {name: replace(fit, starts=keep * fit.starts) for name, fit in self.tasks.items()}
+        known = faded.get(task, TaskFit())
+        self.tasks = {**faded, task: replace(known, starts=known.starts + 1.0)}
+
+
+def _with(fit: TaskFit, mean: str, count: str, value: float) -> TaskFit:
+    """One more of what a mean is over."""
+    events = getattr(fit, count) + 1
+    before = getattr(fit, mean)
+    after = before + (value - before) / min(events, MEMORY)
+    return msgspec.structs.replace(fit, **{mean: after, count: events})

@@ -1,0 +1,82 @@
+"""What tasks are like, from requests as they come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from hwprobe.demand import SEEN, Demand, TaskFit
+from hwprobe.flow import TaskShape
+
+
+def play(demand: Demand, name: str, task: str = "games", at: float = 0.0) -> None:
+    """Three turns: 100 tokens, then 30 more each; 10 are sampled a turn; the environment takes 2 s."""
+    length = 100
+    for turn in range(3):
+        demand.asked(task, name, length, at + 5.0 * turn)
+        demand.answered(name, 10, at + 5.0 * turn + 3.0)
+        length += 10 + 30
+    demand.ended(name)
+
+
+def test_a_task_is_as_its_trajectories_are() -> None:
+    demand = Demand()
+    for number in range(5):
+        play(demand, f"t{number}")
+    fit = demand.tasks["games"]
+    assert (fit.prompt, fit.observation, fit.response, fit.turns, fit.step_s) == (100, 30, 10, 3, 2)
+    assert (fit.prompts, fit.observations, fit.responses, fit.ended, fit.steps) == (5, 10, 15, 5, 10)
+    shape = fit.shape()
+    assert shape.prefill_tokens == 160
+    assert shape.decode_tokens == 30
+    assert shape.environment_s == pytest.approx(4.0), "none after the last turn"
+    assert len(demand) == 0
+
+
+def test_an_answer_that_is_heard_of_late_changes_nothing_but_the_wait() -> None:
+    """The next turn's request comes first, because the environment was quick."""
+    demand = Demand()
+    demand.asked("games", "t", 100, 0.0)
+    demand.asked("games", "t", 140, 3.0)
+    assert demand.tasks["games"].observations == 0
+    demand.answered("t", 10, 3.05)
+    fit = demand.tasks["games"]
+    assert (fit.observation, fit.observations, fit.response, fit.step_s) == (30, 1, 10, 0)
+    demand.answered("t", 10, 6.0)
+    assert demand.tasks["games"].responses == 2
+
+
+def test_how_often_tasks_are_posed_follows_the_last_hundred_or_so() -> None:
+    demand = Demand()
+    for number in range(400):
+        demand.asked("games" if number % 4 else "math", f"a{number}", 100, 0.0)
+    starts = {name: fit.starts for name, fit in demand.tasks.items()}
+    assert starts["games"] / starts["math"] == pytest.approx(3.0, rel=0.05)
+    for number in range(300):
+        demand.asked("math", f"b{number}", 100, 0.0)
+    starts = {name: fit.starts for name, fit in demand.tasks.items()}
+    assert starts["math"] / sum(starts.values()) > 0.95
+
+
+def test_lengths_that_change_are_known_after_some_eighty_answers() -> None:
+    demand = Demand()
+    for number in range(200):
+        demand.asked("math", f"t{number}", 10, 0.0)
+        demand.answered(f"t{number}", 100 if number < 100 else 1000, 0.0)
+    assert demand.tasks["math"].response == pytest.approx(1000, rel=0.1)
+
+
+def test_before_a_trajectory_has_ended_its_turns_so_far_are_all_that_is_known() -> None:
+    demand = Demand()
+    for trajectory in ("a", "b"):
+        for turn in range(4):
+            demand.asked("games", trajectory, 100, float(turn))
+            demand.answered(trajectory, 5, float(turn))
+    assert demand.tasks["games"].shape().turns == 4
+    assert demand.tasks["games"].known == (SEEN <= 2 * 4)
+    demand.ended("nobody")
+    demand.answered("nobody", 5, 0.0)
+    assert set(demand.tasks) == {"games"}
+
+
+def test_a_task_of_which_nothing_is_known_has_a_shape_all_the_same() -> None:
+    assert TaskFit().shape() == TaskShape(weight=1e-3, turns=1.0, prompt=1.0, response=1.0)
