@@ -8,6 +8,8 @@
     a dump                                   ``dump.json``, field ``format``           -
     a run directory (ledger, metrics,        ``format.json``                           0 (without that file)
       timeline, samples, hosts, audit log)
+    a run's cost model                       ``cost.json``, field ``format``           -
+                                             (``hwprobe.costmodel``)
     the embedded metadata store              SQLite's ``user_version``                 -
     a run's entries in a metadata store      ``/jobs/<run>/status``, field ``format``  -
       (also ``/leader/<run>/epoch``)

@@ -13,6 +13,8 @@ from actors.core.typed import Message
 from actors.proxy.engines.load import EngineLoad
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, GenerateRequest
 from actors.weightsync.manifest import Manifest, Receipt
+from hwprobe.costmodel import CostState
+from hwprobe.fitting import Work
 
 # ---- to the proxy ---------------------------------------------------------------------------------------------------
 
@@ -80,6 +82,8 @@ class Served(msgspec.Struct, frozen=True):
     request_ids: list[str]
     tokens: int
     load: EngineLoad | None = None  # once in ``rollout.load_every_s``
+    sampled: list[int] = []  # tokens of each answer, those that a request had brought included
+    work: Work | None = None  # with ``load``: what was computed since
 
 
 class Prefer(msgspec.Struct, frozen=True):
@@ -87,6 +91,57 @@ class Prefer(msgspec.Struct, frozen=True):
 
     domain: str
     hardware_class: str
+
+
+ADVICE = "advice"
+"""Domain of requests that are no trajectory's: nothing is learned from them."""
+
+
+class MappingOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who ordered which mapping of tasks to hardware classes, and why."""
+
+    number: int
+    by: str  # learned, advised
+    why: str
+    before: dict[str, dict[str, float]]
+    after: dict[str, dict[str, float]]
+    at_s: float  # by the proxy's clock
+
+
+class Assigned(msgspec.Struct, frozen=True):
+    """The shares that hold now, and the number of the order."""
+
+    number: int
+    shares: dict[str, dict[str, float]]
+    refused: str = ""
+
+
+class Assign(Message[Assigned], frozen=True):
+    """From now on new trajectories are divided so: domain -> hardware class -> share. Domains that are not named go
+    where it is declared."""
+
+    shares: dict[str, dict[str, float]]
+    by: str
+    why: str = ""
+
+
+class UndoMapping(Message[Assigned], frozen=True):
+    """Take the last ``Assign`` back; for a while only people change the mapping then."""
+
+
+class CostsState(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, what is ordered."""
+
+    state: CostState
+    shares: dict[str, dict[str, float]]
+    orders: list[MappingOrder]  # that can be taken back, oldest first
+    in_flight: int  # trajectories that have asked for something and have not ended
+    held_s: float  # for so long nothing but a person changes the mapping
+    now_s: float  # by the proxy's clock
+
+
+class DescribeCosts(Message[CostsState], frozen=True):
+    """Ask for the cost model and the mapping."""
 
 
 class Rebalanced(msgspec.Struct, frozen=True):

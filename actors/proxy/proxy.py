@@ -27,13 +27,19 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from actors.core import Actor, Ref, handler
+from actors.proxy.costs import Costs
 from actors.proxy.engines.protocol import Begun, Completion
 from actors.proxy.entry import EngineEntry
 from actors.proxy.messages import (
+    ADVICE,
     Abort,
     Accepted,
     Acknowledged,
     Add,
+    Assign,
+    Assigned,
+    CostsState,
+    DescribeCosts,
     DescribeProxy,
     Done,
     EngineReady,
@@ -57,13 +63,16 @@ from actors.proxy.messages import (
     Served,
     Suspend,
     TrajectoryEnded,
+    UndoMapping,
     Update,
 )
 from actors.proxy.mover import Mover, with_begun
-from actors.proxy.routing import choose, preferred_class, surplus
+from actors.proxy.routing import choose, surplus
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from bus.message import NodeAddress, PeerLost
+from hwprobe.cost import ModelSize
+from hwprobe.costmodel import CostModel
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +114,11 @@ class LLMProxy(Actor):
         affinity: dict[str, str],
         *,
         failed: Callable[[BaseException], None],
+        costs: CostModel | None = None,
     ) -> None:
+        """``costs``: what is known of the model and the classes before anything is measured."""
         self._engines = {name: EngineEntry(name, class_) for name, class_ in classes.items()}
-        self._affinity = dict(affinity)
+        self._costs = Costs(costs or CostModel.prior(ModelSize(), classes.values()), affinity)
         self._weightsync: Ref | None = None
         self._failed = failed
         self._queued: dict[str, Add] = {}
@@ -132,6 +143,9 @@ class LLMProxy(Actor):
         if id_ in self._where or id_ in self._queued or id_ in self._finished:
             self._counters["repeated_adds"] += 1
             return Accepted(self._where.get(id_, ""))
+        if message.domain != ADVICE:
+            now, request = asyncio.get_running_loop().time(), message.request
+            self._costs.asked(message.domain, request.trajectory, len(request.prompt), now)
         return Accepted(self.route(message))
 
     def route(self, message: Add) -> str:
@@ -145,8 +159,10 @@ class LLMProxy(Actor):
         barred = self._mover.barred(request.trajectory)
         if barred is not None:
             candidates = [engine for engine in candidates if engine.name != barred] or candidates
-        preferred = preferred_class(self._affinity, message.domain)
-        choice = choose(candidates, preferred=preferred, holder=self._holder.get(request.trajectory))
+        holder = self._holder.get(request.trajectory)
+        held_by = None if holder is None else self._engines[holder].hardware_class
+        preferred = self._costs.preferred(message.domain, held_by, {engine.hardware_class for engine in candidates})
+        choice = choose(candidates, preferred=preferred, holder=holder)
         if choice is None:
             self._queued[request.request_id] = message
             return ""
@@ -218,6 +234,7 @@ class LLMProxy(Actor):
 
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
+        self._costs.ended(message.trajectory)
         self._mover.ended(message.trajectory)
         for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
             del self._queued[add.request.request_id]
@@ -265,13 +282,20 @@ class LLMProxy(Actor):
     @handler
     async def served(self, message: Served) -> None:
         self._tokens += message.tokens
-        engine = self._engines.get(message.engine)
-        if engine is not None and engine.host is not None and message.load is not None:
-            engine.measured, engine.measured_at = message.load, asyncio.get_running_loop().time()
+        engine, now = self._engines.get(message.engine), asyncio.get_running_loop().time()
+        if engine is not None and engine.host is not None:
+            if message.load is not None:
+                engine.measured, engine.measured_at = message.load, now
+            if message.work is not None:
+                self._costs.worked(engine.hardware_class, message.work)
+        sampled = dict(zip(message.request_ids, message.sampled, strict=False))  # which scripted engines leave out
         for id_ in message.request_ids:
-            if engine is None or engine.in_flight.pop(id_, None) is None:
+            add = None if engine is None else engine.in_flight.pop(id_, None)
+            if add is None:
                 self._counters["late_answers"] += 1  # it was declared dead, and its requests were moved
                 continue
+            if sampled.get(id_):
+                self._costs.answered(add.request.trajectory, sampled[id_], now)
             self._forget(id_)
 
     def _forget(self, id_: str) -> None:
@@ -420,9 +444,25 @@ class LLMProxy(Actor):
 
     @handler(urgent=True)
     async def prefer(self, message: Prefer) -> Acknowledged:
-        self._affinity[message.domain] = message.hardware_class
+        self._costs.prefer(message.domain, message.hardware_class)
         self._counters["rebindings"] += 1
         return Acknowledged()
+
+    @handler(urgent=True)
+    async def assign(self, message: Assign) -> Assigned:
+        assigned = self._costs.assign(message, asyncio.get_running_loop().time())
+        self._counters["mappings_refused" if assigned.refused else "mappings_ordered"] += 1
+        return assigned
+
+    @handler(urgent=True, cancellable=False)
+    async def undo_mapping(self, message: UndoMapping) -> Assigned:
+        undone = self._costs.undo(asyncio.get_running_loop().time())
+        self._counters["mappings_undone"] += 1
+        return undone
+
+    @handler(urgent=True)
+    async def describe_costs(self, message: DescribeCosts) -> CostsState:
+        return self._costs.describe(asyncio.get_running_loop().time())
 
     @handler(urgent=True)
     async def describe(self, message: DescribeProxy) -> ProxyState:

@@ -7,7 +7,7 @@ fallback is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 STICKY_SLACK = 0.5
@@ -53,6 +53,38 @@ def choose(serving: Iterable[Candidate], *, preferred: str | None, holder: str |
         if engine.name == holder and engine.load <= least.load + STICKY_SLACK:
             return Choice(engine.name, fell_back=not suited)
     return Choice(least.name, fell_back=not suited)
+
+
+class Apportionment:
+    """Divides a task's trajectories between hardware classes: each new one goes to the class that is furthest behind
+    its share, so that shares hold over every stretch and not only on average."""
+
+    def __init__(self) -> None:
+        self.shares: dict[str, dict[str, float]] = {}
+        self._owed: dict[str, dict[str, float]] = {}
+
+    def order(self, shares: Mapping[str, Mapping[str, float]]) -> None:
+        """These hold from now on; what a task is owed so far is forgotten where its shares change."""
+        after = {task: dict(of_task) for task, of_task in shares.items()}
+        same = {task for task, of_task in after.items() if self.shares.get(task) == of_task}
+        self._owed = {task: owed for task, owed in self._owed.items() if task in same}
+        self.shares = after
+
+    def knows(self, task: str) -> bool:
+        return task in self.shares
+
+    def pick(self, task: str, holder: str | None, serving: Collection[str]) -> str | None:
+        """The class of one that is known; None where none of those that have a share serves. ``holder``: the class
+        that has the trajectory's prefix, which keeps it as long as it has a share."""
+        able = {name: share for name, share in self.shares[task].items() if share > 0 and name in serving}
+        if holder in able or not able:
+            return holder if holder in able else None
+        owed = self._owed.setdefault(task, {})
+        for name, share in able.items():
+            owed[name] = owed.get(name, 0.0) + share
+        chosen = max(able, key=lambda name: (owed[name], name))
+        owed[chosen] -= sum(able.values())
+        return chosen
 
 
 def surplus(held: Mapping[str, int], places: Mapping[str, int]) -> dict[str, int]:

@@ -13,6 +13,7 @@ import torch
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.protocol import Begun, Completion, EngineRefusal, GenerateRequest
 from actors.weightsync.manifest import digest
+from hwprobe.fitting import Work
 from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, VOCABULARY, finish, prompt, write_tiny_policy
 from tests.engines.rigs import ALLOWED, TOLERANCE, Rig, Rigs, aborted_after, generate
 
@@ -65,6 +66,18 @@ def test_every_request_is_answered_exactly_once_though_more_wait_than_run(rig: R
     for request in requests:
         assert len(answers[request.request_id].tokens) == request.max_tokens
         assert answers[request.request_id].finish_reason == "length"
+
+
+def test_what_is_computed_is_counted(rig: Rig) -> None:
+    """Two prompts are prefilled, and give the first token; each further one is a step over what is there by then."""
+    rig.engine.work.step(1.0)  # whatever came before
+    rig.engine.work.take()
+    rig.run(generate("one", prompt(23, 701), 5), generate("other", prompt(40, 702), 5))
+    rig.engine.work.step(2.0, 4)
+    work = rig.engine.work.take()
+    context = sum(range(24, 28)) + sum(range(41, 45))
+    assert work == Work(busy_s=2.0, prefill_tokens=63, steps=4, decode_tokens=8, context_tokens=context)
+    assert rig.engine.work.take() is None
 
 
 def test_urgent_requests_join_the_batch_before_others_that_wait_and_each_kind_in_its_order(rig: Rig) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, GenerateRequest
+from actors.proxy.engines.work import WorkMeter
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +23,7 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.limits = EngineLimits(max_sequences=8, max_model_len=16)
+        self.work = WorkMeter()
         self.log: list[str] = []
         self.gate = threading.Event()
         self.gate.set()

@@ -107,6 +107,7 @@ class EngineHost(Actor):
         self._reply_to: dict[str, Ref] = {}
         self._brought: dict[str, int] = {}  # tokens that requests had when they came
         self._served: list[str] = []
+        self._sampled: list[int] = []
         self._served_tokens = 0
         self._telling: asyncio.TimerHandle | None = None
         self._staging: Stage | None = None
@@ -169,15 +170,17 @@ class EngineHost(Actor):
                 by_asker.setdefault(reply_to, []).append(completion)
         for asker, batch in by_asker.items():
             self.node.tell(asker, Finished(self._name, batch))
-        self._account([c.request_id for c in completions], self._sampled_here(completions))
+        tokens = self._sampled_here(completions)
+        self._account([c.request_id for c in completions], tokens, [len(c.tokens) for c in completions])
 
     def _sampled_here(self, completions: Sequence[Completion]) -> int:
         """Tokens that these requests did not bring with them."""
         return sum(len(each.tokens) - self._brought.pop(each.request_id, 0) for each in completions)
 
-    def _account(self, request_ids: Sequence[str], tokens: int) -> None:
+    def _account(self, request_ids: Sequence[str], tokens: int, sampled: Sequence[int] = ()) -> None:
         """Tell the proxy, which only counts what is under way, a little later: one message for several steps."""
         self._served.extend(request_ids)
+        self._sampled.extend(sampled)
         self._served_tokens += tokens
         if self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(SERVED_EVERY_S, self._tell_served)
@@ -185,21 +188,22 @@ class EngineHost(Actor):
     def _tell_served(self) -> None:
         self._telling = None
         served, self._served = self._served, []
+        sampled, self._sampled = self._sampled, []
         tokens, self._served_tokens = self._served_tokens, 0
-        self.node.tell(self._proxy, Served(self._name, served, tokens))
+        self.node.tell(self._proxy, Served(self._name, served, tokens, sampled=sampled))
 
     @handler
     async def tell_load(self, message: TellLoad) -> None:
         occupancy, busy = self._thread.meter.take()
         load = engine_load(occupancy, busy, None if self._gpus is None else self._gpus.take())
-        self.node.tell(self._proxy, Served(self._name, [], 0, load))
+        self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self._engine.work.take()))
 
     def _refuse(self, request_id: str, reason: str) -> None:
         self._brought.pop(request_id, None)
         reply_to = self._reply_to.pop(request_id, None)
         if reply_to is not None:
             self.node.tell(reply_to, RequestFailed(request_id, f"refused by engine {self._name}: {reason}"))
-        self._account([request_id], 0)
+        self._account([request_id], 0, [0])
 
     # ---- weights -------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 import numpy as np
 
+from actors.proxy.engines.work import WorkMeter
+
 if TYPE_CHECKING:
     import torch
 
@@ -77,6 +79,7 @@ class Engine(Protocol):
     """See the module docstring. Methods raise ``EngineRefusal`` for a request that can never run."""
 
     limits: EngineLimits
+    work: WorkMeter  # ``step`` counts there what it computes; whoever runs the engine says how long it took
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request; it joins the running batch at the next step with room, urgent ones first and then in the

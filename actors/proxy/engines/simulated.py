@@ -27,6 +27,7 @@ from actors.core import Actor, Ref, handler
 from actors.proxy.engines.load import LoadMeter, engine_load
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import mix
+from actors.proxy.engines.work import WorkMeter
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -118,6 +119,7 @@ class SimulatedHost(Actor):
         self._load_every_s = load_every_s
         self._loop = asyncio.get_running_loop()
         self.meter = LoadMeter(limits.max_sequences, self._loop.time)
+        self.work = WorkMeter()
         self.version: int | None = None
         self._serving = False
         self._waiting: dict[str, _Row] = {}
@@ -206,7 +208,8 @@ class SimulatedHost(Actor):
                 devices=(f"GPU-{self._name}",),
                 errors={},
             )
-            self.node.tell(self._proxy, Served(self._name, [], 0, engine_load(occupancy, busy, figures)))
+            load = engine_load(occupancy, busy, figures)
+            self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self.work.take()))
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -249,7 +252,8 @@ class SimulatedHost(Actor):
             id_, row = next(iter(self._fresh.items()))
             known = min(self._cached.get(row.request.trajectory, 0), row.length - 1)
             takes_s = self._cost.prefill_s(self._model, row.length - known)
-            self._step = self._loop.call_later(takes_s, self._prefilled, id_)
+            self.work.prefilled(row.length - known)
+            self._step = self._loop.call_later(takes_s, self._prefilled, id_, takes_s)
         elif self._decoding:
             rows = self._decoding.values()
             context = sum(row.length for row in rows) / len(rows)
@@ -257,11 +261,16 @@ class SimulatedHost(Actor):
             self._step_s = self._cost.step_s(self._model, len(rows), context + self._steps / 2)
             self._step = self._loop.call_at(self._since + self._steps * self._step_s, self._decoded)
 
-    def _prefilled(self, id_: str) -> None:
+    def _prefilled(self, id_: str, took_s: float) -> None:
+        self.work.step(took_s)
         row = self._decoding[id_] = self._fresh.pop(id_)
         self._sampled([row], 1)
 
     def _decoded(self) -> None:
+        count, lengths = self._steps, sum(row.length for row in self._decoding.values())
+        batch = len(self._decoding)
+        self.work.decoded(count * batch, round(count * (lengths + batch * (count - 1) / 2)))
+        self.work.step(count * self._step_s, count)
         self._sampled(list(self._decoding.values()), self._steps)
 
     def _sampled(self, rows: list[_Row], count: int) -> None:
@@ -286,7 +295,8 @@ class SimulatedHost(Actor):
 
     def _account(self, ids: list[str], rows: Sequence[_Row]) -> None:
         tokens = sum(len(row.tokens) - row.brought for row in rows)
-        self.node.tell(self._proxy, Served(self._name, ids, tokens))
+        sampled = [len(row.tokens) for row in rows] if ids else []
+        self.node.tell(self._proxy, Served(self._name, ids, tokens, sampled=sampled))
 
 
 def _unfinished(row: _Row) -> Unfinished:

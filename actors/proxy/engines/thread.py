@@ -189,7 +189,9 @@ class EngineThread:
             start = time.time()
             completions = self._engine.step()
             self.meter.note(self._engine.unfinished())
-            self._spans.busy("generate", start, time.time())
+            end = time.time()
+            self._engine.work.step(end - start)
+            self._spans.busy("generate", start, end)
             self.turns.ended(list(completions), nothing=not completions and not orders)
         return True
 

@@ -34,6 +34,7 @@ from actors.proxy.engines.torch_sampling import Draws, RowSampling, Sampler
 from actors.proxy.engines.torch_slots import SlotTable
 from actors.proxy.engines.torch_weights import gather, policy_dtype, tensor_digest
 from actors.proxy.engines.validation import check, check_score
+from actors.proxy.engines.work import WorkMeter
 
 SHARED_TOKENS = 8
 """Tokens that must be saved for a row to copy what another slot holds, or to wait a step for what one is computing."""
@@ -112,6 +113,7 @@ class TorchEngine:
                     f"policy; {2 * slot_bytes} bytes is the least"
                 )
         self.limits = EngineLimits(max_sequences=min(max_sequences, slots), max_model_len=max_model_len)
+        self.work = WorkMeter()
         self._vocabulary = int(config.vocab_size)
         self._store = KvStore(config, slots + 1, max_model_len, precision, self._device)
         self._scratch = slots
@@ -163,7 +165,12 @@ class TorchEngine:
         ordered = [rows[index] for index in plan.order]
         complete = []
         for index, row in enumerate(ordered):
-            row.cached += len(work[plan.order[index]].tokens)
+            added = len(work[plan.order[index]].tokens)
+            row.cached += added
+            if added == 1:
+                self.work.decoded(1, row.cached)
+            else:
+                self.work.prefilled(added)
             if row.cached == row.length:
                 complete.append(index)
         places = torch.from_numpy(plan.last[complete]).to(self._device)
@@ -192,8 +199,11 @@ class TorchEngine:
             return None
         logits = self._forward(plan, decoding.every)
         self._slots.extend_each(plan.slots, tokens)
+        context = 0
         for row in rows:
             row.cached += 1
+            context += row.cached
+        self.work.decoded(len(rows), context)
         return self._sample(rows, decoding.draws(logits), version)
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from actors.proxy.engines.seeds import derive
 from actors.proxy.engines.torch_weights import gather, policy_dtype, policy_tensors, tensor_digest
 from actors.proxy.engines.validation import check, check_score
 from actors.proxy.engines.vllm_environment import prepare
+from actors.proxy.engines.work import WorkMeter
 
 GPU = prepare()
 
@@ -131,6 +132,7 @@ class VllmEngine:
         self._core = self._llm.engine_core
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._tensors = policy_tensors(policy_dir)
+        self.work = WorkMeter()
         self._random = np.random.default_rng(seed)
         self._held: dict[str, _Held] = {}
         self._outside: dict[str, _Held] = {}
@@ -274,6 +276,10 @@ class VllmEngine:
             held.tokens.extend(output.new_token_ids)
             held.logprobs.extend(output.new_logprobs.logprobs[:count, 0].tolist())
             held.versions.extend([version] * count)
+            if output.prefill_stats is not None:  # of the step that completed the prompt, and of no other
+                self.work.prefilled(output.prefill_stats.num_computed_tokens)
+            else:
+                self.work.decoded(count, count * (len(held.request.prompt) + len(held.tokens) - count))
         return output.finish_reason is not None
 
     def _finish(self, held: _Held, output: EngineCoreOutput) -> Completion:

@@ -1,0 +1,98 @@
+"""What the proxy knows of costs, and which hardware class it sends a task to.
+
+Invariant: the cost model is fed with every request and every engine's report, whatever the mapping is; shares that were
+ordered hold until the next order, and each order can be taken back, in the reverse of the order in which they came.
+
+A new trajectory goes to the class that is furthest behind its share of the task's trajectories; it stays there with its
+prefix as long as the class has a share of the task at all. Tasks without shares go to the class that is declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from actors.proxy.messages import Assign, Assigned, CostsState, MappingOrder
+from actors.proxy.routing import Apportionment, preferred_class
+from hwprobe.costmodel import CostModel
+from hwprobe.fitting import Work
+
+REMEMBERED = 50
+"""Orders that can be taken back."""
+HELD_S = 600.0
+"""How long nothing but a person changes the mapping, once a person has taken an order back."""
+
+
+class Costs:
+    """See the module docstring. Times are handed in."""
+
+    def __init__(self, model: CostModel, affinity: Mapping[str, str]) -> None:
+        self._model = model
+        self._affinity = dict(affinity)
+        self._apportionment = Apportionment()
+        self._orders: list[MappingOrder] = []
+        self._number = 0
+        self._held_until = float("-inf")
+
+    # ---- what happens --------------------------------------------------------------------------------------------
+
+    def asked(self, task: str, trajectory: str, prompt: float, now: float) -> None:
+        self._model.demand.asked(task, trajectory, prompt, now)
+
+    def answered(self, trajectory: str, sampled: float, now: float) -> None:
+        self._model.demand.answered(trajectory, sampled, now)
+
+    def ended(self, trajectory: str) -> None:
+        self._model.demand.ended(trajectory)
+
+    def worked(self, hardware_class: str, work: Work) -> None:
+        self._model.worked(hardware_class, work)
+
+    # ---- where to ------------------------------------------------------------------------------------------------
+
+    def preferred(self, task: str, holder: str | None, serving: Collection[str]) -> str | None:
+        """The class for a turn; ``holder``: the class of the engine that has the prefix, ``serving``: classes that it
+        may go to."""
+        if self._apportionment.knows(task):
+            return self._apportionment.pick(task, holder, serving)
+        return preferred_class(self._affinity, task)
+
+    def prefer(self, task: str, hardware_class: str) -> None:
+        self._affinity[task] = hardware_class
+
+    # ---- orders --------------------------------------------------------------------------------------------------
+
+    def assign(self, order: Assign, now: float) -> Assigned:
+        if now < self._held_until:
+            why = f"a person took the last order back; nothing changes for another {self._held_until - now:.0f} s"
+            return Assigned(self._number, self._apportionment.shares, refused=why)
+        self._number += 1
+        done = MappingOrder(
+            number=self._number,
+            by=order.by,
+            why=order.why,
+            before=self._apportionment.shares,
+            after=order.shares,
+            at_s=now,
+        )
+        self._orders = [*self._orders, done][-REMEMBERED:]
+        self._apportionment.order(order.shares)
+        return Assigned(self._number, order.shares)
+
+    def undo(self, now: float) -> Assigned:
+        """Raises ``ValueError`` where there is nothing to take back."""
+        if not self._orders:
+            raise ValueError("no order for the mapping is left to be taken back")
+        last = self._orders.pop()
+        self._held_until = now + HELD_S
+        self._apportionment.order(last.before)
+        return Assigned(last.number, last.before)
+
+    def describe(self, now: float) -> CostsState:
+        return CostsState(
+            state=self._model.state(),
+            shares=self._apportionment.shares,
+            orders=self._orders,
+            in_flight=len(self._model.demand),
+            held_s=max(0.0, self._held_until - now),
+            now_s=now,
+        )
