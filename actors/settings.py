@@ -45,6 +45,8 @@ class RolloutSettings(Settings, frozen=True):
     max_model_len: int | Literal["auto"] = "auto"  # auto: what the environment and the policy need
     turn_timeout_s: float = 120.0  # deadline of one generation
     affinity: dict[str, str] = {}  # environment or "default" -> hardware class
+    # who says which class plays what: the user, the cost that is measured, or a language model checked against that
+    mapping: Literal["declared", "learned", "advised"] = "declared"
     load_every_s: float = 1.0  # how often an engine says how loaded it is
     hot_spots: bool = True  # whether trajectories move from engines that are too busy to others that have room
 

@@ -16,6 +16,8 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.leader import Leader
+from actors.env.framing import framing_for
+from actors.env.tokenizers import load_tokenizer
 from actors.telemetry import Spans, report_spans
 from actors.version import VERSION
 from bus.message import BusError
@@ -38,7 +40,10 @@ from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
+from coordinator.resources.advisor import EngineAdvisor
+from coordinator.resources.mapper import COST_FILE, Mapper
 from coordinator.resources.rebinder import Rebinder
+from coordinator.resources.resolve import number
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.hotwatch import HotWatch
 from coordinator.scheduling.rolling import RollingScheduler
@@ -47,6 +52,8 @@ from coordinator.takeover import Led, Takeover, take_over
 from coordinator.telling import Told
 from coordinator.vigil import keep_watch
 from hwprobe import encode
+from hwprobe.advice import Advisor
+from hwprobe.mapping import Declared, Learned, TaskMapping
 
 
 class Sitting(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,21 +145,49 @@ class Assembly:
         finally:
             finding.cancel()
             await asyncio.gather(finding, return_exceptions=True)
-        self._even_out(peers.proxy)
+        await self._look_after(peers.proxy)
         return self._pipeline(peers)
 
-    def _even_out(self, proxy: Ref) -> None:
-        """Begin to look after the engines' load: between classes, and within one."""
+    async def _look_after(self, proxy: Ref) -> None:
+        """Begin to look after the engines: which class plays what, and how load is evened out between classes, and
+        within one."""
         rollout, say = self._sitting.launch.job.rollout, self._sitting.progress.note
-        if rollout.affinity:
+        await self._map(proxy)
+        if rollout.affinity and rollout.mapping == "declared":
             rebinder = Rebinder(self._node, proxy, rollout.affinity, say=say)
             self.coordinator.roster.on_moved("proxy", rebinder.follow)
             self._node.background(rebinder.run())
         if rollout.hot_spots:
-            apart, authority = bool(rollout.affinity), self._sitting.authority
+            apart, authority = bool(rollout.affinity) or rollout.mapping != "declared", self._sitting.authority
             watch = HotWatch(self._node, proxy, apart=apart, say=say, authority=authority)
             self.coordinator.roster.on_moved("proxy", watch.follow)
             self._node.background(watch.run())
+
+    async def _map(self, proxy: Ref) -> None:
+        sitting, job = self._sitting, self._sitting.launch.job
+        mapper = Mapper(
+            self._node,
+            proxy,
+            await self._mapping(proxy),
+            declared=job.rollout.affinity,
+            file=sitting.directory.path / COST_FILE,
+            say=sitting.progress.note,
+            authority=sitting.authority,
+        )
+        self.coordinator.roster.on_moved("proxy", mapper.follow)
+        self._node.background(mapper.run())
+
+    async def _mapping(self, proxy: Ref) -> TaskMapping:
+        job = self._sitting.launch.job
+        if job.rollout.mapping == "declared":
+            return Declared()
+        if job.rollout.mapping == "learned":
+            return Learned()
+        framing = framing_for(load_tokenizer(job.policy))
+        advisor = EngineAdvisor(proxy, framing, number(job.rollout.max_model_len))
+        await self._node.spawn(lambda: advisor, "advisor", restarts=0)
+        self.coordinator.roster.on_moved("proxy", advisor.follow)
+        return Advisor(advisor.ask)
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""

@@ -34,6 +34,7 @@ from coordinator.allegiance import Allegiance
 from coordinator.dumping import manifest_of
 from coordinator.job import Job
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
+from coordinator.resources.mapper import known_costs
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
 from hwprobe.offers import gpu_share
 
@@ -168,7 +169,8 @@ async def start_proxy(context: RoleContext) -> None:
         spec = context.child(place.name, settings)
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)
     classes = {name: class_ for name, (_, _, class_) in specs.items()}
-    proxy = LLMProxy(classes, job.rollout.affinity, failed=context.failed("proxy"))
+    costs = known_costs(context.run_directory, context.policy_directory, job.policy.dtype, classes.values())
+    proxy = LLMProxy(classes, job.rollout.affinity, failed=context.failed("proxy"), costs=costs)
     commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
     proxy.fleet = EngineFleet(context.node, commands, proxy, silence_s=job.coordinator.silence_s)
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)

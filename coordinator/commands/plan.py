@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except (MixError, NoPlan) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    if arguments.mix.is_dir():
+    if arguments.mix.is_dir() and not any(shape.step_s for shape in mix.tasks.values()):
         print(f"note: {LEFT_OUT}", file=sys.stderr)
     shown = _shown(mix, plan)
     played = _play(mix, shown, arguments.games) if arguments.judge else []

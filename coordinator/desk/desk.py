@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.core import Actor, Ref, handler
 from actors.env.messages import DescribeEnv, EnvState, Followed, FollowTrajectory
-from actors.proxy.messages import DescribeProxy, ProxyState
+from actors.proxy.messages import DescribeCosts, DescribeProxy, ProxyState
 from actors.weightsync.messages import DescribeWeights
 from bus.message import BusError, CannotListen
 from bus.security import ClusterKey
@@ -175,10 +175,14 @@ class Desk(Actor):
     async def shards(self, message: GetShards) -> Shards:
         return Shards(self._store, self._shards)
 
-    @handler
+    @handler(concurrent=True)
     async def hardware(self, message: GetHardware) -> Hardware:
         nodes = [NodeHardware(join.node.name, decode(join.affinity)) for join in self._coordinator.roster.joins]
-        return Hardware(nodes, self._placement.places)
+        try:
+            costs = await self.node.ask(self._part("proxy"), DescribeCosts(), timeout_s=PART_ANSWERS_S, about="proxy")
+        except BusError:  # what is known without it is worth an answer
+            return Hardware(nodes, self._placement.places)
+        return Hardware(nodes, self._placement.places, costs)
 
     @handler(concurrent=True)
     async def metrics(self, message: GetMetrics) -> MetricsText:

@@ -7,7 +7,7 @@ import msgspec
 from actors.core.metrics import Description
 from actors.core.typed import Message
 from actors.env.messages import Followed
-from actors.proxy.messages import EngineState
+from actors.proxy.messages import CostsState, EngineState
 from actors.weightsync.messages import WeightsState
 from coordinator.desk.audit import AuditLine
 from coordinator.metadata.measured import Shard
@@ -101,6 +101,7 @@ class NodeHardware(msgspec.Struct, frozen=True):
 class Hardware(msgspec.Struct, frozen=True):
     nodes: list[NodeHardware]
     places: list[Place]  # which process runs on which device, as the coordinator planned it
+    costs: CostsState | None = None  # what the proxy has measured, and which class plays what; None: it does not say
 
 
 class GetHardware(Message[Hardware], frozen=True):

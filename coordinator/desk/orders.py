@@ -18,7 +18,7 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.typed import Message
-from actors.proxy.messages import Rebalance
+from actors.proxy.messages import Rebalance, UndoMapping
 from bus.message import BusError, RemoteError
 from bus.security import ClusterKey
 from coordinator.admin import RunState
@@ -31,6 +31,7 @@ from coordinator.metadata.protocol import StoreError
 from coordinator.orders import AbortTrajectory, DrainHost, FillHost, SetWeights
 from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.standbylock import anybody_stands
+from hwprobe.mapping import describe
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,11 @@ class RebalanceEngines(msgspec.Struct, frozen=True, tag="rebalance"):
         return "rebalance"
 
 
+class UndoLastMapping(msgspec.Struct, frozen=True, tag="undo-mapping"):
+    def __str__(self) -> str:
+        return "undo-mapping"
+
+
 class LetNodeGo(msgspec.Struct, frozen=True, tag="let-go"):
     node: str
 
@@ -129,6 +135,7 @@ Order = (
     | LetNodeGo
     | StepDown
     | RebalanceEngines
+    | UndoLastMapping
 )
 
 
@@ -274,17 +281,21 @@ class Orders:
                 message = FillHost(node)
             case Release(host):
                 message = ReleaseHost(host)
-            case ChangeRedundancy() | RebalanceEngines() | LetNodeGo() | StepDown():
+            case ChangeRedundancy() | RebalanceEngines() | UndoLastMapping() | LetNodeGo() | StepDown():
                 return await self._change_here(order)
         return await self._node.ask(self._coordinator.ref, message, Changed, timeout_s=CARRY_OUT_S)
 
-    async def _change_here(self, order: ChangeRedundancy | RebalanceEngines | LetNodeGo | StepDown) -> Changed:
+    async def _change_here(
+        self, order: ChangeRedundancy | RebalanceEngines | UndoLastMapping | LetNodeGo | StepDown
+    ) -> Changed:
         """What is no business of the coordinator's actor."""
         match order:
             case ChangeRedundancy(groups):
                 return self._set_redundancy(groups)
             case RebalanceEngines():
                 return await self._rebalance()
+            case UndoLastMapping():
+                return await self._undo_mapping()
             case LetNodeGo(node):
                 if self._handover is None:
                     raise ValueError("the nodes of this run cannot be replaced one by one")
@@ -301,6 +312,14 @@ class Orders:
         if not released:
             return Changed("no engine holds more than its share of trajectories that could be moved now")
         return Changed(f"trajectories that go elsewhere with their next turn: {released}")
+
+    async def _undo_mapping(self) -> Changed:
+        proxy = self._coordinator.proxy()
+        if proxy is None:
+            raise ValueError("undo-mapping: there is no proxy yet")
+        undone = await self._node.ask(proxy, UndoMapping(), timeout_s=CARRY_OUT_S, about="proxy")
+        holds = describe(undone.shares) or "as declared"
+        return Changed(f"mapping {undone.number} is taken back; now: {holds}, and nothing else changes it for a while")
 
     async def _step_down(self) -> Changed:
         """Once the answer is on its way."""

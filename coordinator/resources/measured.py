@@ -1,7 +1,8 @@
 """The mix of a run that has been played: what its trajectories really were, to plan hardware for more of them.
 
-Invariant: read from what the run left behind (job, metrics, samples), nothing is started; what a run does not measure
-(how long its environments take) is left at zero and said so in ``describe``.
+Invariant: read from what the run left behind, nothing is started. Where it has kept its cost model (``cost.json``), the
+tasks are as that has measured them, and classes reach what they reached; else turns and tokens come from metrics and
+samples, and what those do not tell (how long environments take) is left at zero.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -18,11 +18,18 @@ from actors.env.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from coordinator.job import Job, JobError, convert
 from coordinator.observe.records import SampleRecord, StepRecord, decode_metric, decode_sample
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
-from coordinator.resources.mix import Mix, MixError, TaskShape
-from hwprobe.cost import ModelSize
+from coordinator.resources.mapper import COST_FILE
+from coordinator.resources.mix import Mix, MixError
+from hwprobe.cost import Efficiency, ModelSize, model_size
+from hwprobe.costmodel import CostModel, decode_state
+from hwprobe.flow import TaskShape
+from hwprobe.roofline import lookup_class
 
 LATEST = 20
 """Steps, and samples, that are looked at: the last ones, since lengths change as a policy learns."""
+
+ENOUGH = 20
+"""Reports from which on what a class reaches is taken for measured."""
 
 LEFT_OUT = "the environment's own time is not measured: reset_s and step_s are 0"
 
@@ -39,13 +46,28 @@ def mix_of_run(path: Path) -> Mix:
             ][-LATEST:]
             samples = [decode_sample(line) for line in _lines(directory.path / "samples" / "index.jsonl")][-LATEST:]
             config = _config(job, directory.path)
+            kept = _kept(directory.path)
             tokenizer = load_tokenizer(job.policy)
-    except (RunDirectoryError, JobError, TokenizerError, msgspec.MsgspecError, OSError, ValueError) as error:
+    except (RunDirectoryError, JobError, TokenizerError, msgspec.MsgspecError, OSError, KeyError, ValueError) as error:
         raise MixError(f"{path}: cannot be read as a run: {error}") from None
     if not steps or not samples:
         raise MixError(f"{path}: expected a run with a training step and a sampled trajectory, found none")
     in_flight = (1 + job.scheduling.alpha) * job.train.groups_per_step * job.train.group_size
-    return Mix(tasks={job.environment.name: _shape(steps, samples, tokenizer)}, model=config, in_flight=in_flight)
+    tasks = {} if kept is None else kept.shapes()
+    tasks = tasks or {job.environment.name: _shape(steps, samples, tokenizer)}
+    return Mix(tasks=tasks, model=config, in_flight=in_flight, efficiency={} if kept is None else _reached(kept))
+
+
+def _kept(run: Path) -> CostModel | None:
+    """Raises ``CostStateRefused``."""
+    file = run / COST_FILE
+    return CostModel(decode_state(file.read_bytes(), str(file))) if file.is_file() else None
+
+
+def _reached(model: CostModel) -> dict[str, Efficiency]:
+    """Of the classes with a data sheet: for others there is nothing that an efficiency would be a share of."""
+    classes = model.state().classes
+    return {name: f.reached() for name, f in classes.items() if f.reports >= ENOUGH and lookup_class(name) is not None}
 
 
 def _lines(path: Path) -> Iterable[bytes]:
@@ -73,19 +95,3 @@ def _shape(
 def _config(job: Job, run: Path) -> ModelSize:
     directory = Path(job.policy.path) if job.policy.path is not None else run / "policy"
     return model_size(json.loads((directory / "config.json").read_text(encoding="utf-8")))
-
-
-def model_size(config: dict[str, Any]) -> ModelSize:
-    """Of a decoder with grouped-query attention and SwiGLU (Qwen3, Qwen2, Llama), from its ``config.json``."""
-    hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
-    feed_forward = 3 * hidden * config["intermediate_size"]
-    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return ModelSize(
-        parameters=float(layers * (attention + feed_forward) + embeddings),
-        layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-    )

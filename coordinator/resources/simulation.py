@@ -9,7 +9,8 @@ Invariant: nothing here knows the planner's formulas: trajectories come and go a
 An engine does one thing at a time: a prefill that waits goes first, else one step for all that decode. Between two
 events every step takes the same, so many are taken at once. A trajectory is played where its work would be done first
 (outstanding work of the engine plus its own, on that class) and stays there, because its prefix does; what a prefix
-takes of the cache while its environment runs is left out, as it is in the planner.
+takes of the cache while its environment runs is left out, as it is in the planner. Where a mapping is judged or learns
+(``Costs``, the proxy's own), that says which class a trajectory goes to, and hears of requests and of what engines do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
+from actors.proxy.costs import Costs
+from actors.proxy.messages import Assign
 from bus.virtual_time import run
-from coordinator.resources.mix import Candidate, Mix, TaskShape, engine_s, training_s
+from coordinator.resources.mix import Candidate, Mix, engine_s, training_s
 from hwprobe.cost import DeviceCost
+from hwprobe.costmodel import CostModel
+from hwprobe.fitting import Work
+from hwprobe.flow import Shares, TaskShape
 
 WARM_UP = 0.4
 """Share of the trajectories that are played before anything is counted."""
@@ -41,9 +47,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class Game:
     """One trajectory."""
 
-    __slots__ = ("context", "decode", "left", "prefill", "response", "shape", "task", "work_s")
+    __slots__ = ("context", "decode", "left", "name", "prefill", "response", "shape", "task", "work_s")
 
-    def __init__(self, task: str, shape: TaskShape, chance: random.Random) -> None:
+    def __init__(self, name: str, task: str, shape: TaskShape, chance: random.Random) -> None:
+        self.name = name
         self.task = task
         self.shape = shape
         self.left = max(1, round(chance.uniform(0.5, 1.5) * shape.turns)) if shape.turns > 1 else 1
@@ -74,6 +81,7 @@ class Engine:
         self._step_s = 0.0  # of the decoding under way; 0 while it prefills or rests
         self._timer: asyncio.TimerHandle | None = None
         self._prefilling: Game | None = None
+        self._work = Work(busy_s=0.0)
 
     def add(self, game: Game) -> None:
         """A turn to be sampled."""
@@ -114,6 +122,8 @@ class Engine:
         self._rest()
         game, self._prefilling = self._prefilling, None
         if game is not None:
+            takes_s = self._cost.prefill_s(self._mix.model, game.prefill)
+            self._work += Work(busy_s=takes_s, prefill_tokens=game.prefill)
             game.context += game.prefill
             game.decode = game.response
             self._decoding.append(game)
@@ -136,7 +146,19 @@ class Engine:
     def _rest(self) -> None:
         self._busy_s, self._busy_since = self.busy_s(), None
 
+    def take_work(self) -> Work:
+        """What was computed since the last call."""
+        work, self._work = self._work, Work(busy_s=0.0)
+        return work
+
     def _advance(self, steps: float) -> None:
+        batch, context = len(self._decoding), sum(game.context for game in self._decoding)
+        self._work += Work(
+            busy_s=steps * self._step_s,
+            steps=steps,
+            decode_tokens=steps * batch,
+            context_tokens=steps * (context + batch * steps / 2),
+        )
         self._step_s = 0.0
         for game in self._decoding:
             game.decode -= steps
@@ -155,18 +177,26 @@ class Engine:
 
 
 class Cluster:
-    """A candidate that plays ``games`` trajectories."""
+    """A candidate that plays ``games`` trajectories. ``mapping`` says where each goes."""
 
-    def __init__(self, mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost], games: int, seed: int) -> None:
+    def __init__(
+        self,
+        mix: Mix,
+        candidate: Candidate,
+        costs: Mapping[str, DeviceCost],
+        games: int,
+        seed: int,
+        *,
+        mapping: Costs | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._mix = mix
+        self._costs = costs
         self._games = games
+        self._mapping = mapping
+        self.began = 0
         self._chance = random.Random(seed)
-        self._order = _in_proportion({task: mix.share(task) for task in mix.tasks})
-        self._takes_s = {
-            name: {task: engine_s(mix, shape, cost) / cost.devices for task, shape in mix.tasks.items()}
-            for name, cost in costs.items()
-        }
+        self.pose(mix)
         self.engines = [
             Engine(mix, costs[name], self._turn_done)
             for name, devices in candidate.rollout
@@ -183,9 +213,21 @@ class Cluster:
         self._marks: list[tuple[float, list[float], float]] = []
         self._over: asyncio.Future[None] = self._loop.create_future()
 
-    async def play(self) -> Measured:
+    def pose(self, mix: Mix) -> None:
+        """From now on trajectories are of this mix; those under way go on as they are."""
+        self._mix = mix
+        self._order = _in_proportion({task: mix.share(task) for task in mix.tasks})
+        self._takes_s = {
+            name: {task: engine_s(mix, shape, cost) / cost.devices for task, shape in mix.tasks.items()}
+            for name, cost in self._costs.items()
+        }
+
+    def start(self) -> None:
         for _ in range(self._mix.in_flight):
             self._begin()
+
+    async def play(self) -> Measured:
+        self.start()
         await self._over
         (start, before, trained_before), (end, after, trained) = self._marks
         spent = end - start
@@ -204,21 +246,39 @@ class Cluster:
 
     def _begin(self) -> None:
         task = next(self._order)
-        game = Game(task, self._mix.tasks[task], self._chance)
-        engine = min(self.engines, key=lambda e: e.outstanding_s + self._takes_s[e.hardware_class][task])
+        self.began += 1
+        game = Game(f"g{self.began}", task, self._mix.tasks[task], self._chance)
+        able = self._able(task)
+        engine = min(able, key=lambda e: e.outstanding_s + self._takes_s[e.hardware_class][task])
         game.work_s = self._takes_s[engine.hardware_class][task]
         engine.outstanding_s += game.work_s
         self._where[game] = engine
-        self._loop.call_later(game.shape.reset_s * self._chance.uniform(0.5, 1.5), engine.add, game)
+        self._loop.call_later(game.shape.reset_s * self._chance.uniform(0.5, 1.5), self._ask, game)
+
+    def _able(self, task: str) -> list[Engine]:
+        """The engines of the class that the mapping names, if it names one."""
+        if self._mapping is None:
+            return self.engines
+        name = self._mapping.preferred(task, None, {engine.hardware_class for engine in self.engines})
+        return [engine for engine in self.engines if engine.hardware_class == name] or self.engines
+
+    def _ask(self, game: Game) -> None:
+        if self._mapping is not None:
+            self._mapping.asked(game.task, game.name, game.context + game.prefill, self._loop.time())
+        self._where[game].add(game)
 
     def _turn_done(self, game: Game) -> None:
         game.left -= 1
+        if self._mapping is not None:
+            self._mapping.answered(game.name, game.response, self._loop.time())
+            if not game.left:
+                self._mapping.ended(game.name)
         engine = self._where[game]
         wait_s = game.shape.step_s * self._chance.uniform(0.5, 1.5)
         if game.left:
             game.prefill = game.shape.observation
             game.response = self._chance.uniform(0.5, 1.5) * game.shape.response
-            self._loop.call_later(wait_s, engine.add, game)
+            self._loop.call_later(wait_s, self._ask, game)
         else:
             engine.outstanding_s -= game.work_s
             del self._where[game]
@@ -254,11 +314,22 @@ def _in_proportion(shares: Mapping[str, float]) -> Iterator[str]:
 
 
 def simulate(
-    mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost], *, games: int = 600, seed: int = 0
+    mix: Mix,
+    candidate: Candidate,
+    costs: Mapping[str, DeviceCost],
+    *,
+    games: int = 600,
+    seed: int = 0,
+    shares: Shares | None = None,
 ) -> Measured:
-    """Play so many trajectories in virtual time."""
+    """Play so many trajectories in virtual time. ``shares``: where each task goes; default: wherever its work would be
+    done first."""
+    mapping = None
+    if shares is not None:
+        mapping = Costs(CostModel.prior(mix.model, costs), {})
+        mapping.assign(Assign({task: dict(of) for task, of in shares.items()}, "declared"), 0.0)
 
     async def main() -> Measured:
-        return await Cluster(mix, candidate, costs, games, seed).play()
+        return await Cluster(mix, candidate, costs, games, seed, mapping=mapping).play()
 
     return run(main(), seed=seed, limit_s=1e9)

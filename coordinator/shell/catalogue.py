@@ -181,6 +181,12 @@ COMMANDS: tuple[Command, ...] = (
         more="Their next turns are routed by load alone, and their prefixes computed anew where they go.",
     ),
     Command(
+        "undo-mapping",
+        "take back the last order of which hardware class plays which task",
+        orders.undo_mapping,
+        more="'hardware' shows the orders. For ten minutes only another 'undo-mapping' changes the mapping then.",
+    ),
+    Command(
         "audit",
         "who ordered what, and what came of it: the last lines of the audit log",
         orders.audit,

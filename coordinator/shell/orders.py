@@ -25,6 +25,7 @@ from coordinator.desk.orders import (
     Release,
     ResumeJob,
     StepDown,
+    UndoLastMapping,
 )
 from coordinator.messages import Changed, GetStatus, Status
 from coordinator.shell.connection import Connection, ShellError
@@ -96,6 +97,10 @@ async def fill(run: Connection, node: str) -> Changed:
 
 async def release(run: Connection, host: str) -> Changed:
     return await give(run, Release(host))
+
+
+async def undo_mapping(run: Connection) -> Changed:
+    return await give(run, UndoLastMapping())
 
 
 async def rebalance(run: Connection) -> Changed:

@@ -8,7 +8,7 @@ import msgspec
 
 from actors.core.metrics import BOUNDS_S
 from actors.env.messages import Followed
-from actors.proxy.messages import EngineState
+from actors.proxy.messages import CostsState, EngineState
 from coordinator.desk.messages import (
     Audit,
     Backlog,
@@ -25,7 +25,9 @@ from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.orders import TrajectoryLife
 from coordinator.shell.answers import Actors, Helps, Jobs
 from coordinator.shell.tables import counted, quantile, seconds, size, table
+from hwprobe.mapping import describe
 
+SHOWN_ORDERS = 5
 STALE_S = 10.0
 """What an engine said of its load longer ago is not shown as if it were so now."""
 
@@ -310,8 +312,45 @@ def _hardware(answer: Hardware) -> str:
             "",
             table(("process", "role", "device", "class", "threads"), places, nothing="no processes are placed"),
             *(["", *findings] if findings else []),
+            *(["", *costs_of(answer.costs)] if answer.costs is not None else []),
         ]
     )
+
+
+def costs_of(costs: CostsState) -> list[str]:
+    """What each class reaches, what each task is like, and who ordered which mapping."""
+    state = costs.state
+    classes = [
+        (name, f"{reached.compute:.2g}", f"{reached.bandwidth:.2g}", fit.reports, f"{100 * fit.spread:.0f}%")
+        for name, fit in state.classes.items()
+        if (reached := fit.reached())
+    ]
+    tasks = [
+        (
+            name,
+            f"{task.turns:.1f}",
+            f"{task.prompt:.0f}",
+            f"{task.observation:.0f}",
+            f"{task.response:.1f}",
+            task.responses,
+            describe({name: costs.shares[name]}).partition(" to ")[2] if name in costs.shares else "as declared",
+        )
+        for name, task in sorted(state.tasks.items())
+    ]
+    orders = [
+        f"mapping {one.number} ({one.by}, {costs.now_s - one.at_s:.0f} s ago): {describe(one.after)}: {one.why}"
+        for one in costs.orders[-SHOWN_ORDERS:]
+    ]
+    return [
+        table(("class", "of peak FLOP/s", "of bandwidth", "reports", "off by"), classes, nothing="nothing is measured"),
+        "",
+        table(
+            ("task", "turns", "prompt", "observation", "response", "answers", "goes to"),
+            tasks,
+            nothing="no requests yet",
+        ),
+        *orders,
+    ]
 
 
 @text.register

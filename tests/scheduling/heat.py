@@ -47,6 +47,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
     observation: int = 1200  # tokens
     response: int = 1
     environment_s: float = 4.0  # mean; uniform from half to one and a half
+    domain: str = "default"
 
 
 class Players(Actor):
@@ -86,18 +87,18 @@ class Players(Actor):
     async def _play(self, name: str, play: Play, seed: int) -> None:
         length = play.observation
         for turn in range(play.turns):
-            completion = await self._turn(f"{name}/{turn}", name, length, play.response, seed + turn)
+            completion = await self._turn(f"{name}/{turn}", name, length, play, seed + turn)
             self._check(completion, seed + turn, play.response)
             length += len(completion.tokens) + play.observation
             await asyncio.sleep(self._chance.uniform(0.5, 1.5) * play.environment_s)
         self.node.tell(self._proxy, TrajectoryEnded(name))
         self.ended += 1
 
-    async def _turn(self, id_: str, trajectory: str, length: int, response: int, seed: int) -> Completion:
+    async def _turn(self, id_: str, trajectory: str, length: int, play: Play, seed: int) -> Completion:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[id_] = future
-        request = GenerateRequest(id_, trajectory, np.zeros(length, np.int32), response, seed=seed)
-        await self.node.ask(self._proxy, Add(request, self.ref), Accepted, timeout_s=30.0, retries=5)
+        request = GenerateRequest(id_, trajectory, np.zeros(length, np.int32), play.response, seed=seed)
+        await self.node.ask(self._proxy, Add(request, self.ref, play.domain), Accepted, timeout_s=30.0, retries=5)
         return await future
 
     def _check(self, completion: Completion, seed: int, count: int) -> None:
