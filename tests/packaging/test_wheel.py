@@ -79,7 +79,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], timeout=120)
     assert made.returncode == 0, made.stderr
     scripts = folder / "venv" / "bin"
-    pip = [sys.executable, "-m", "pip", "--python", scripts / "python"]
+    pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python")]
     done = run([*pip, "install", "--quiet", "-c", constraints, wheel], timeout=300)
     assert done.returncode == 0, done.stderr
     return scripts
