@@ -57,13 +57,24 @@ class Generation:
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def finished(self, completions: Sequence[Completion]) -> None:
+        newest = max((int(each.versions.max(initial=0)) for each in completions), default=0)
+        if newest > self._sampled_under:
+            self._sampled_under = newest
+            self._expect_soon()
         for completion in completions:
-            self._sampled_under = max(self._sampled_under, int(completion.versions.max(initial=0)))
             future = self._waiting.pop(completion.request_id, None)
             if future is None or future.done():
                 self._counters["late_completions"] += 1
             else:
                 future.set_result(completion)
+
+    def _expect_soon(self) -> None:
+        """Engines serve under a version: what may be sampled under it waits for no other thing from now on."""
+        soon = asyncio.get_running_loop().time() + self._rollout.turn_timeout_s
+        for request_id, deadline in self._deadlines.items():
+            when, waits = deadline.when(), self._added[request_id].request.from_version <= self._sampled_under
+            if waits and when is not None and when > soon and not deadline.expired():
+                deadline.reschedule(soon)
 
     def failed(self, request_id: str, loss: Lost) -> None:
         """It will not be answered."""
