@@ -25,6 +25,7 @@ from bus.message import BusError
 from coordinator.checkpoints import CheckpointUnusable
 from coordinator.coordinator import Coordinator
 from coordinator.messages import Changed, Join, Role
+from coordinator.pipeline import PipelineStuck
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Handover:
                     if role != "env":
                         await pipeline.succeeded(role, await self._roster.role(role, self._start_timeout_s))
             self._say(f"going on with another {_named(join)}")
-        except (BusError, TimeoutError, OSError, CheckpointUnusable) as error:
+        except (BusError, TimeoutError, OSError, CheckpointUnusable, PipelineStuck) as error:
             self._failed(error)
         finally:
             self._under_way = ""

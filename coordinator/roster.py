@@ -295,6 +295,7 @@ class Roster:
         self._joins.pop(name, None)  # first: from here on nobody misses it, and it has nothing
         node.unwatch(name)
         self._news.left(name)
+        self.standbys.see_to_one()  # it may have had the standby coordinator
         for role in join.roles:
             if role == "env":
                 self._hands.host_left(name)

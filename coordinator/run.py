@@ -133,6 +133,8 @@ class Run:
             if node is not None:
                 await node.close()
             binder.close()
+            if sitting.hosts is not None:  # while this process still leads
+                sitting.hosts.settle()
             if told is not None and not again:  # of a led run once more: a standby that missed it would lead on
                 await told.ended(status, sitting.scheduler.version)
                 await told.close()

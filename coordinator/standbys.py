@@ -56,13 +56,14 @@ class Standbys:
         self._possible = store.startswith(OTHERS_CAN_OPEN)
         self._run_directory = run_directory
         self._warn = warn
-        self._gone: dict[str, str] = {}  # node -> why it has none any more
+        self._gone: dict[NodeAddress, str] = {}  # why it has none any more, and will not
 
     def see_to_one(self) -> Join | None:
         """Have one started where there is none; returns the node that is to have it."""
         able = None
         if self._possible:
-            able = next_standby(self._joins.values(), self._hands.node.address, self._book.barred())
+            barred = self._book.barred()
+            able = next_standby(self._joins.values(), self._hands.node.address, barred, self._gone)
         if able is not None:
             self._joins[able.node.name] = msgspec.structs.replace(able, standby=ORDERED)
             self._hands.node.background(self._order(able.node))
@@ -80,8 +81,8 @@ class Standbys:
         join = self._joins.get(at.name)
         if join is None or join.node != at:
             return
-        self._joins[at.name] = msgspec.structs.replace(join, standby=None)
-        self._gone[at.name] = why
+        self._joins[at.name] = msgspec.structs.replace(join, standby=0)
+        self._gone[at] = why
         self._book.lost_standby(host_of(at), at.name, why)
         following = self.see_to_one()
         then = "no other spare can have one" if following is None else f"{following.node.name} is to have one"
@@ -89,16 +90,18 @@ class Standbys:
 
     def why_none(self, joins: Iterable[Join]) -> str:
         """Why these have none, where one of them was to have it."""
-        without = [join.node.name for join in joins if join.standby is None]
-        return "; ".join(self._gone[name] for name in without if name in self._gone)
+        return "; ".join(self._gone[join.node] for join in joins if join.node in self._gone)
 
 
-def next_standby(joins: Iterable[Join], here: NodeAddress, barred: Collection[str]) -> Join | None:
-    """The node that is to start one, where there is none. ``here``: where this process is, which may be a standby's."""
+def next_standby(
+    joins: Iterable[Join], here: NodeAddress, barred: Collection[str], gone: Collection[NodeAddress] = ()
+) -> Join | None:
+    """The node that is to start one, where there is none. ``here``: where this process is, which may be a standby's;
+    ``gone``: nodes whose own is gone for good."""
     able = []
     for join in joins:
         if join.standby and not (join.standby == os.getpid() and host_of(join.node) == host_of(here)):
             return None
-        if join.standby == 0 and host_of(join.node) not in barred:
+        if join.standby == 0 and join.node not in gone and host_of(join.node) not in barred:
             able.append(join)
     return min(able, key=lambda join: join.node.name, default=None)

@@ -58,8 +58,8 @@ class Followers(msgspec.Struct, frozen=True):
 
     @property
     def spares(self) -> bool:
-        """Whether anybody could take what is missing."""
-        return any(not node.join.roles or node.join.came_as_spare for node in self.nodes)
+        """Whether somebody without a role could take what is missing."""
+        return any(not node.join.roles for node in self.nodes)
 
     @property
     def complete(self) -> bool:

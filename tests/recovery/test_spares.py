@@ -192,7 +192,8 @@ def test_where_a_standby_cannot_be_the_next_spare_has_it() -> None:
             first.blind = True
             await first.join(made, [], standby=0)
             await asyncio.sleep(1.0)
-            assert [join.standby for join in made.coordinator.roster.joins] == [None]
+            (join,) = made.coordinator.roster.joins
+            assert (join.standby, join.came_as_spare) == (0, True)  # it is a spare as before
             (warning,) = made.warnings
             assert warning.startswith("no standby coordinator beside s1: it cannot be there: ")
             assert warning.endswith("the run directory is not visible; no other spare can have one")
@@ -229,6 +230,7 @@ def test_a_standby_that_is_gone_for_good_is_told_with_the_reason_and_the_next_sp
                 "s1": "it ended 4 times in a row, the last time with status 1",
                 "s2": "it cannot be started: no such file",
             }
+            assert all(join.came_as_spare for join in made.coordinator.roster.joins)
             await third.join(made, [], standby=0)
             await asyncio.sleep(1.0)
             assert third.standing_by == [""]
