@@ -5,7 +5,8 @@ are fewer. What never happened has no figure: a task that nobody has asked for i
 
 Whoever routes requests knows all of it: how long a prompt is, how much of it was there the turn before, what was
 sampled, how long the environment took in between, and when a trajectory ends. News of an answer may come later than
-the next turn's request, because it travels another way; the request is then kept until the answer is known.
+the next turn's request, or than the trajectory's end, because it travels another way; the request is then kept until
+the answer is known, and so is the trajectory, if it is among the last ``ENDING`` of its kind.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ STARTS = 100
 """Trajectories, of all tasks, over which it is counted how often each is posed."""
 SEEN = 8
 """Answers from which on a task's figures are used."""
+ENDING = 10_000
+"""Trajectories that have ended, whose last answers are waited for."""
 
 
 class TaskFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,7 @@ class Demand:
     def __init__(self, tasks: dict[str, TaskFit] | None = None) -> None:
         self.tasks: dict[str, TaskFit] = dict(tasks or {})
         self._playing: dict[str, _Playing] = {}
+        self._ending: dict[str, _Playing] = {}  # those that only wait for an answer, oldest first
 
     def __len__(self) -> int:
         """Trajectories under way."""
@@ -83,6 +87,7 @@ class Demand:
         """A turn is to be sampled."""
         playing = self._playing.get(trajectory)
         if playing is None:
+            self._ending.pop(trajectory, None)  # that one was another
             playing = self._playing[trajectory] = _Playing(task)
             self._began(task)
         if playing.waits:
@@ -101,19 +106,49 @@ class Demand:
         playing.turns += 1
 
     def answered(self, trajectory: str, sampled: float, now: float) -> None:
-        """So many tokens were sampled. Nothing of a trajectory that has ended."""
-        playing = self._playing.get(trajectory)
-        if playing is None or not playing.waits:
+        """So many tokens were sampled. Nothing of a trajectory that is not known."""
+        playing = self._waiting(trajectory)
+        if playing is None:
             return
         playing.length, playing.answered_at, playing.waits = playing.asked + sampled, now, False
         self.tasks[playing.task] = _with(self.tasks[playing.task], "response", "responses", sampled)
-        ahead, playing.ahead = playing.ahead, None
-        if ahead is not None:
-            self._turn(playing, ahead, 0.0)
+        self._go_on(trajectory, playing)
+
+    def unanswered(self, trajectory: str) -> None:
+        """A request has ended without a token: it was no turn."""
+        playing = self._waiting(trajectory)
+        if playing is None:
+            return
+        playing.turns -= 1
+        playing.waits = False
+        self._go_on(trajectory, playing)
 
     def ended(self, trajectory: str) -> None:
         playing = self._playing.pop(trajectory, None)
-        if playing is not None and playing.turns:
+        if playing is None:
+            return
+        if not playing.waits:
+            self._count(playing)
+            return
+        self._ending[trajectory] = playing
+        if len(self._ending) > ENDING:
+            del self._ending[next(iter(self._ending))]
+
+    def _waiting(self, trajectory: str) -> _Playing | None:
+        playing = self._playing.get(trajectory) or self._ending.get(trajectory)
+        return playing if playing is not None and playing.waits else None
+
+    def _go_on(self, trajectory: str, playing: _Playing) -> None:
+        """With the request that has come meanwhile; without one, a trajectory that has ended is over."""
+        ahead, playing.ahead = playing.ahead, None
+        if ahead is not None:
+            self._turn(playing, ahead, 0.0)
+        elif self._ending.pop(trajectory, None) is not None:
+            self._count(playing)
+
+    def _count(self, playing: _Playing) -> None:
+        """The turns of one that is over."""
+        if playing.turns:
             self.tasks[playing.task] = _with(self.tasks[playing.task], "turns", "ended", playing.turns)
 
     def _began(self, task: str) -> None:

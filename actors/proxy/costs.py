@@ -41,6 +41,9 @@ class Costs:
     def answered(self, trajectory: str, sampled: float, now: float) -> None:
         self._model.demand.answered(trajectory, sampled, now)
 
+    def unanswered(self, trajectory: str) -> None:
+        self._model.demand.unanswered(trajectory)
+
     def ended(self, trajectory: str) -> None:
         self._model.demand.ended(trajectory)
 

@@ -228,6 +228,7 @@ class LLMProxy(Actor):
             self.fail(add, "aborted")
             return
         id_ = add.request.request_id
+        self._costs.unanswered(add.request.trajectory)
         self._forget(id_)
         completion = Completion(id_, begun.tokens, begun.logprobs, begun.versions, "aborted")
         self.node.tell(add.reply_to, Finished("", [completion]))
@@ -296,6 +297,8 @@ class LLMProxy(Actor):
                 continue
             if sampled.get(id_):
                 self._costs.answered(add.request.trajectory, sampled[id_], now)
+            else:
+                self._costs.unanswered(add.request.trajectory)
             self._forget(id_)
 
     def _forget(self, id_: str) -> None:
@@ -432,6 +435,7 @@ class LLMProxy(Actor):
 
     def fail(self, add: Add, reason: str) -> None:
         self._counters["requests_failed"] += 1
+        self._costs.unanswered(add.request.trajectory)
         self._forget(add.request.request_id)
         self.node.tell(add.reply_to, RequestFailed(add.request.request_id, reason))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hwprobe import demand as module
 from hwprobe.demand import SEEN, Demand, TaskFit
 from hwprobe.flow import TaskShape
 
@@ -43,6 +44,57 @@ def test_an_answer_that_is_heard_of_late_changes_nothing_but_the_wait() -> None:
     assert (fit.observation, fit.observations, fit.response, fit.step_s) == (30, 1, 10, 0)
     demand.answered("t", 10, 6.0)
     assert demand.tasks["games"].responses == 2
+
+
+def test_single_turns_whose_answers_are_heard_of_after_the_end_count_whole() -> None:
+    """As it is as a rule: the engine tells of its answers later than the environment ends."""
+    demand = Demand()
+    for number in range(SEEN):
+        demand.asked("math", f"t{number}", 100, 0.0)
+        demand.ended(f"t{number}")
+        assert len(demand) == 0, "it is under way no more"
+        demand.answered(f"t{number}", 10, 1.0)
+        demand.answered(f"t{number}", 10, 1.0)
+    fit = demand.tasks["math"]
+    assert (fit.response, fit.responses, fit.turns, fit.ended, fit.known) == (10, SEEN, 1, SEEN, True)
+
+
+def test_two_answers_that_are_heard_of_after_the_end_are_two_turns() -> None:
+    demand = Demand()
+    demand.asked("games", "t", 100, 0.0)
+    demand.asked("games", "t", 140, 1.0)
+    demand.ended("t")
+    demand.answered("t", 10, 2.0)
+    assert demand.tasks["games"].ended == 0
+    demand.answered("t", 20, 2.0)
+    fit = demand.tasks["games"]
+    assert (fit.turns, fit.ended, fit.response, fit.observation) == (2, 1, 15, 30)
+
+
+def test_a_request_that_gets_no_token_is_no_turn() -> None:
+    demand = Demand()
+    demand.asked("math", "t", 100, 0.0)
+    demand.unanswered("t")
+    demand.ended("t")
+    assert demand.tasks["math"].ended == 0
+    demand.asked("math", "u", 100, 0.0)
+    demand.answered("u", 10, 1.0)
+    demand.asked("math", "u", 120, 1.0)
+    demand.ended("u")
+    demand.unanswered("u")
+    fit = demand.tasks["math"]
+    assert (fit.turns, fit.ended, fit.responses) == (1, 1, 1)
+
+
+def test_of_those_whose_answers_never_come_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENDING", 2)
+    demand = Demand()
+    for name in "abc":
+        demand.asked("math", name, 100, 0.0)
+        demand.ended(name)
+    for name in "abc":
+        demand.answered(name, 10, 1.0)
+    assert demand.tasks["math"].responses == 2
 
 
 def test_how_often_tasks_are_posed_follows_the_last_hundred_or_so() -> None:

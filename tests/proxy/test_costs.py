@@ -13,6 +13,7 @@ from actors.proxy.messages import Assign, Assigned, CostsState, DescribeCosts, S
 from actors.proxy.routing import Apportionment
 from hwprobe.cost import ModelSize
 from hwprobe.costmodel import CostModel
+from hwprobe.demand import SEEN
 from hwprobe.fitting import Work
 from tests.proxy.support import world
 from tests.support.loops import run, until
@@ -107,6 +108,26 @@ def test_the_proxy_learns_from_requests_answers_and_engines_reports() -> None:
                 await made.node.ask(ref, UndoMapping(), timeout_s=5.0)
             counters = (await made.describe()).counters
             assert (counters["mappings_ordered"], counters["mappings_undone"]) == (1, 1)
+
+    run(story())
+
+
+def test_an_answer_that_is_told_after_the_trajectory_has_ended_is_learned_from() -> None:
+    """As engines tell: up to 50 ms after whoever asked has the answer."""
+
+    async def story() -> None:
+        async with world({"e": "H20"}, {"default": "H20"}) as made:
+            await made.serve("e")
+            ref = made.proxy.ref
+            for number in range(SEEN):
+                await made.add(f"t{number}/0", domain="math")
+                made.node.tell(ref, TrajectoryEnded(f"t{number}"))
+            await until(lambda: made.proxy._costs.describe(0.0).in_flight == 0)
+            asked = [f"t{number}/0" for number in range(SEEN)]
+            made.node.tell(ref, Served("e", asked, 3 * SEEN, sampled=[3] * SEEN))
+            await until(lambda: not made.proxy._where)
+            task = (await made.node.ask(ref, DescribeCosts(), timeout_s=5.0)).state.tasks["math"]
+            assert (task.known, task.response, task.turns, task.ended) == (True, 3, 1, SEEN)
 
     run(story())
 
