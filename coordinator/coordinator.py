@@ -16,6 +16,7 @@ import msgspec
 
 from actors.core import Ref, handler
 from actors.env.messages import DescribeEnv, EnvState, LearnerVersion, Noted, Outcome, Start, Stop, Ticket
+from actors.proxy.messages import TrajectoryEnded
 from actors.telemetry import SpansTaken
 from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
@@ -128,10 +129,12 @@ class Coordinator(TicketHandlers, RosterHandlers):
         return Announced()
 
     def host_left(self, name: str) -> None:
-        """A node plays no more: its tickets are lost, and run again elsewhere."""
-        tickets = self.dispatcher.hosts.leave(name)
+        """A node plays no more: its tickets are lost, and run again elsewhere; the proxy hears of them from here."""
+        tickets, proxy = self.dispatcher.hosts.leave(name), self.proxy()
         self.dispatcher.hosts_changed()
         for ticket in tickets:
+            if proxy is not None:
+                self.node.tell(proxy, TrajectoryEnded(ticket))
             self.ended(Outcome(ticket, "lost", "env_host_lost"))
 
     @property

@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from actors.core import Actor, handler
 from actors.env.messages import Ticket
+from actors.proxy.messages import TrajectoryEnded
 from bus.virtual_time import run
 from coordinator.dispatch import Terms
-from coordinator.messages import Join, Welcome
+from coordinator.messages import Announce, Announced, Join, Welcome
 from coordinator.scheduling.mix import TaskStream
 from tests.scheduling.cluster import PretendHost, cluster
 from tests.scheduling.support import rules
@@ -141,6 +143,36 @@ def test_trajectories_of_an_env_host_that_restarts_unnoticed_run_again() -> None
             assert balance.lost == {"env_host_lost": 2}
             assert balance.buffered == 2
             assert made.failures == []
+
+    run(scenario())
+
+
+class PretendProxy(Actor):
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    @handler
+    async def trajectory_ended(self, message: TrajectoryEnded) -> None:
+        self.ended.append(message.trajectory)
+
+
+def test_the_proxy_is_told_of_the_trajectories_that_a_lost_env_host_played() -> None:
+    """Nobody else could: it would keep their prefixes' places for ever."""
+
+    async def scenario() -> None:
+        async with cluster(rules(alpha=0, groups=1)) as made:
+            proxy = PretendProxy()
+            ref = await made.admin.spawn(lambda: proxy, "proxy", restarts=0)
+            await made.admin.ask(made.ref, Join(made.admin.address, ["proxy"], 1, b"{}"), Welcome, timeout_s=5.0)
+            await made.admin.ask(made.ref, Announce("proxy", ref), Announced, timeout_s=5.0)
+            await made.add_host("env-1", 2)
+            made.begin()
+            await asyncio.sleep(1.0)
+            await made.add_host("env-2", 2)
+            await made.kill_host("env-1")
+            await asyncio.sleep(30.0)
+            assert made.failures == []
+            assert sorted(proxy.ended) == ["t0", "t1"]
 
     run(scenario())
 
