@@ -10,8 +10,8 @@ back.
                only for a gain of ``GAIN``, so that noise moves nothing
     advised    proposals of a language model, checked against that (``advice``)
 
-A task that little is known of yet keeps its declared class. A class that has not said anything for ``QUIET`` decisions
-(because nothing is sent there) gets ``PROBE`` of the task that loses least by it, until it has: a roofline that was too
+A task that little is known of yet keeps its declared class. A class that has not said anything in ``QUIET`` decisions
+between which others have (because nothing is sent there) gets ``PROBE`` of the task that loses least by it, until it has: a roofline that was too
 low, or a device that was throttled and is not any more, would never be found out otherwise.
 """
 
@@ -78,7 +78,7 @@ class Learned:
 
     def __init__(self) -> None:
         self._reports: dict[str, int] = {}
-        self._quiet: dict[str, int] = {}  # class -> decisions since its last report
+        self._quiet: dict[str, int] = {}  # class -> decisions since its last report, of those with one of another
         self._heard: dict[str, int] = {}  # class that is probed -> reports it had when that began
 
     async def propose(self, model: CostModel, view: View) -> Proposal:
@@ -106,12 +106,14 @@ class Learned:
 
     def _probed(self, model: CostModel, network: Network) -> list[str]:
         """Classes that nothing was heard of for too long, until they have told enough."""
-        for name in network.pools:
-            reports = model.fit(name).reports
-            if reports != self._reports.get(name):
-                self._reports[name], self._quiet[name] = reports, 0
-            else:
-                self._quiet[name] = self._quiet.get(name, 0) + 1
+        reported = {name: model.fit(name).reports for name in network.pools}
+        heard = {name for name, reports in reported.items() if reports != self._reports.get(name)}
+        self._reports |= reported
+        for name, reports in reported.items():
+            if name in heard:
+                self._quiet[name] = 0
+            elif heard:  # while nobody plays, silence says nothing
+                self._quiet[name] += 1
             if self._quiet[name] >= QUIET:
                 self._heard.setdefault(name, reports)
             if name in self._heard and reports - self._heard[name] >= HEARD:

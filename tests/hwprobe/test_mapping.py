@@ -142,6 +142,17 @@ def test_a_class_that_is_not_heard_of_gets_a_little_until_it_is() -> None:
     assert learned.decide(model, view(current=probing.shares)).shares["math"]["H800"] > 0.3
 
 
+def test_a_pause_in_which_nobody_plays_makes_no_class_silent() -> None:
+    model = known(math=MATH)
+    learned, current = Learned(), {"math": {"H20": 1.0, "H800": 0.0}}
+    for name in ENGINES:
+        model.worked(name, Work(busy_s=1.0, prefill_tokens=1000))
+    before = learned.decide(model, view(current=current)).shares
+    for _ in range(2 * QUIET):
+        found = learned.decide(model, view(current=current))
+        assert (found.shares, "heard of" in found.why) == (before, False)
+
+
 def test_shares_are_rounded_and_what_is_next_to_nothing_is_left_out() -> None:
     assert cleaned({"t": {"a": 0.9995, "b": 0.0005}}) == {"t": {"a": 1.0, "b": 0.0}}
     assert sum(cleaned({"t": {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}})["t"].values()) == pytest.approx(1.0, abs=1e-9)
