@@ -11,8 +11,9 @@ back.
     advised    proposals of a language model, checked against that (``advice``)
 
 A task that little is known of yet keeps its declared class. A class that has not said anything in ``QUIET`` decisions
-between which others have (because nothing is sent there) gets ``PROBE`` of the task that loses least by it, until it has: a roofline that was too
-low, or a device that was throttled and is not any more, would never be found out otherwise.
+between which others have (because nothing is sent there) gets ``PROBE`` of the task that loses least by it, until it
+has: a roofline that was too low, or a device that was throttled and is not any more, would never be found out
+otherwise.
 """
 
 from __future__ import annotations
