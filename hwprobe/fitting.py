@@ -1,8 +1,8 @@
 """What a class of engines reaches of its peaks, fitted to what engines say that they did: two efficiencies a class.
 
 Invariant: a fit is a pure fold over reports; with none it is the roofline's prior, and however many come, it stays a
-finite, positive pair. What no report bears on (a class that only decodes says nothing of its FLOP/s) stays at the
-prior.
+finite, positive pair, and where there is a data sheet neither exceeds the peak. What no report bears on (a class that
+only decodes says nothing of its FLOP/s) stays at the prior.
 
 A report says for how long an engine computed, and what. At the prior's efficiencies, prefill would have taken F seconds
 and decoding M:
@@ -49,7 +49,7 @@ FURTHEST = 20.0
 """What a relative error (logarithm) is at most taken for."""
 ALIKE = 1e-9
 LEAST, MOST = 1e-4, 1e5
-"""Bounds of the fitted factors: times slower than the prior."""
+"""Bounds of the fitted factors: times slower than the prior. With a data sheet the least is what reaches the peak."""
 
 GUESS = DeviceCost(hardware_class="", flops=1e11, bandwidth=1e10, memory_bytes=1e15)
 """Of a class that no data sheet is known of, a few CPU cores among them: the first reports replace it."""
@@ -79,6 +79,7 @@ class ClassFit(msgspec.Struct, frozen=True, kw_only=True):
 
     prior: DeviceCost  # of one engine, at the prior's efficiencies
     efficiency: Efficiency  # the prior's
+    peaks: bool = False  # whether the efficiencies are shares of a data sheet's, which nothing exceeds
     compute: float = 1.0  # factors, as fitted
     bandwidth: float = 1.0
     from_compute: float = 1.0  # what they are drawn to: the prior, or what a change has made of it
@@ -153,11 +154,13 @@ class ClassFit(msgspec.Struct, frozen=True, kw_only=True):
         times = math.exp(sign * least)
         by_compute, by_bandwidth = self.compute * math.sqrt(self.cc), self.bandwidth * math.sqrt(self.bb)
         heard = PART * max(by_compute, by_bandwidth)
-        compute = _bounded(self.compute * (times if by_compute >= heard else 1.0))
-        bandwidth = _bounded(self.bandwidth * (times if by_bandwidth >= heard else 1.0))
+        least_c, least_b = self._bounds()
+        compute = _bounded(self.compute * (times if by_compute >= heard else 1.0), least_c)
+        bandwidth = _bounded(self.bandwidth * (times if by_bandwidth >= heard else 1.0), least_b)
         return ClassFit(
             prior=self.prior,
             efficiency=self.efficiency,
+            peaks=self.peaks,
             compute=compute,
             bandwidth=bandwidth,
             from_compute=compute,
@@ -166,27 +169,33 @@ class ClassFit(msgspec.Struct, frozen=True, kw_only=True):
             reports=self.reports,
         )
 
+    def _bounds(self) -> tuple[float, float]:
+        """The least factors."""
+        return (self.efficiency.compute, self.efficiency.bandwidth) if self.peaks else (LEAST, LEAST)
+
     def _solved(self) -> ClassFit:
         """The factors with the least squared error. What they are drawn to counts relative to itself."""
         to_c, to_b = self.from_compute, self.from_bandwidth
         cc, bb = self.cc + EVIDENCE / to_c**2, self.bb + EVIDENCE / to_b**2
         cy, by = self.cy + EVIDENCE / to_c, self.by + EVIDENCE / to_b
+        least_c, least_b = self._bounds()
         determinant = cc * bb - self.cb**2
         if determinant <= ALIKE * cc * bb:  # all reports are of one mixture: both factors change by the same
             c, b = self.compute, self.bandwidth
             times = (c * cy + b * by) / (c * c * cc + 2 * c * b * self.cb + b * b * bb)
-            return msgspec.structs.replace(self, compute=_bounded(c * times), bandwidth=_bounded(b * times))
+            c, b = _bounded(c * times, least_c), _bounded(b * times, least_b)
+            return msgspec.structs.replace(self, compute=c, bandwidth=b)
         compute = (cy * bb - by * self.cb) / determinant
         bandwidth = (by * cc - cy * self.cb) / determinant
-        if compute < LEAST:  # two figures that cannot be told apart: all of it is the other one
-            compute, bandwidth = LEAST, (by - self.cb * LEAST) / bb
-        elif bandwidth < LEAST:
-            compute, bandwidth = (cy - self.cb * LEAST) / cc, LEAST
-        return msgspec.structs.replace(self, compute=_bounded(compute), bandwidth=_bounded(bandwidth))
+        if compute < least_c:  # two figures that can hardly be told apart: the rest is the other one's
+            compute, bandwidth = least_c, (by - self.cb * least_c) / bb
+        if bandwidth < least_b:
+            compute, bandwidth = (cy - self.cb * least_b) / cc, least_b
+        return msgspec.structs.replace(self, compute=_bounded(compute, least_c), bandwidth=_bounded(bandwidth, least_b))
 
 
-def _bounded(factor: float) -> float:
-    return min(MOST, max(LEAST, factor))
+def _bounded(factor: float, least: float) -> float:
+    return min(MOST, max(least, factor))
 
 
 def prior_of(hardware_class: str, model: ModelSize) -> ClassFit:
@@ -198,4 +207,4 @@ def prior_of(hardware_class: str, model: ModelSize) -> ClassFit:
             prior=msgspec.structs.replace(GUESS, hardware_class=hardware_class),
             efficiency=Efficiency(compute=1.0, bandwidth=1.0),
         )
-    return ClassFit(prior=cost, efficiency=EFFICIENCY.get(hardware_class, USUAL))
+    return ClassFit(prior=cost, efficiency=EFFICIENCY.get(hardware_class, USUAL), peaks=True)

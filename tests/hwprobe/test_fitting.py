@@ -51,7 +51,7 @@ def test_without_a_report_a_class_reaches_what_is_known_of_it() -> None:
     assert prior_of("H20", MODEL).reached() == EFFICIENCY["H20"]
 
 
-@pytest.mark.parametrize(("compute", "bandwidth"), [(1.0, 1.0), (2.0, 1.0), (0.7, 1.8), (150.0, 40.0)])
+@pytest.mark.parametrize(("compute", "bandwidth"), [(1.0, 1.0), (2.0, 1.0), (0.9, 1.8), (150.0, 40.0)])
 def test_the_efficiencies_are_found_whatever_the_prior_is(compute: float, bandwidth: float) -> None:
     fit = fitted(reports(200, compute, bandwidth, noise=0.1))
     assert fit.compute == pytest.approx(compute, rel=0.1)
@@ -118,6 +118,32 @@ def test_whatever_is_reported_the_fit_stays_finite_and_positive(works: list[Work
     fit = fitted(works)
     assert 1e-4 <= fit.compute <= 1e5
     assert 1e-4 <= fit.bandwidth <= 1e5
+    assert fit.reached().compute <= 1 + 1e-9, "nothing exceeds the peaks of its data sheet"
+    assert fit.reached().bandwidth <= 1 + 1e-9
+
+
+def test_what_one_factor_cannot_account_for_within_the_peak_is_the_others() -> None:
+    """An engine that decodes slowly, and whose prompts take less than no time: 0.8 of the peak becomes 1, no more."""
+    work = Work(
+        busy_s=2 * 20 * H20.step_s(MODEL, 4, 1000),
+        prefill_tokens=4000,
+        steps=20,
+        decode_tokens=80,
+        context_tokens=80_000,
+    )
+    plain = msgspec.structs.replace(work, busy_s=2.5 * work.busy_s, prefill_tokens=0)
+    fit = fitted([work, plain] * 100)
+    assert fit.reached().compute == pytest.approx(1.0)
+    assert fit.bandwidth > 1.5
+
+
+def test_a_class_without_a_data_sheet_has_no_peak() -> None:
+    """A guess of 1e11 FLOP/s, and a device that has ten times as many."""
+    fit = prior_of("CPU", MODEL)
+    work = Work(busy_s=2 * 8.2e9 * 1000 / 1e12, prefill_tokens=1000)
+    for _ in range(60):
+        fit = fit.after(MODEL, work)
+    assert fit.compute == pytest.approx(0.1, rel=0.05)
 
 
 # ---- the whole model ------------------------------------------------------------------------------------------------
