@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
-from hwprobe.cost import DeviceCost, Efficiency, ModelSize
+from hwprobe.cost import DeviceCost, Efficiency, ModelSize, device_cost
 from hwprobe.flow import TaskShape
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -48,7 +48,7 @@ class Mix(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     model: ModelSize = ModelSize()
     in_flight: Annotated[int, msgspec.Meta(ge=1)] = 256
     train: bool = True  # the same devices train what they play
-    efficiency: dict[str, Efficiency] = {}  # class -> what it was measured to reach; others are taken as known
+    efficiency: dict[str, Efficiency] = {}  # class -> what engines were measured to reach; others as known
     classes: Annotated[dict[str, ClassOffer], msgspec.Meta(min_length=1, max_length=2)] = msgspec.field(
         default_factory=lambda: dict(OFFERS)
     )
@@ -79,13 +79,19 @@ def engine_s(mix: Mix, shape: TaskShape, cost: DeviceCost) -> float:
     return (cost.prefill_s(mix.model, shape.prefill_tokens) + decode_s) * cost.devices
 
 
-def training_s(mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost]) -> float:
+def trainer_cost(mix: Mix, hardware_class: str) -> DeviceCost:
+    """What training reaches there, as it is known: ``mix.efficiency`` is what engines were measured to reach."""
+    return device_cost(hardware_class, mix.model, mix.classes[hardware_class].memory_gib)
+
+
+def training_s(mix: Mix, candidate: Candidate) -> float:
     """Seconds that all trainers together take for one trajectory of the mix."""
     if not candidate.train:
         return 0.0
     ((name, devices),) = candidate.train
     tokens = sum(mix.share(task) * shape.length for task, shape in mix.tasks.items())
-    return costs[name].train_s(mix.model, tokens) * costs[name].devices / devices
+    cost = trainer_cost(mix, name)
+    return cost.train_s(mix.model, tokens) * cost.devices / devices
 
 
 class _Loader(yaml.SafeLoader):

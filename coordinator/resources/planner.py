@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from coordinator.resources.mix import Candidate, Mix, engine_s, training_s
+from coordinator.resources.mix import Candidate, Mix, engine_s, trainer_cost, training_s
 from coordinator.resources.simulation import Measured, simulate
 from hwprobe.cost import DeviceCost, device_cost
 from hwprobe.flow import SPLITS, ClassLoad, EnginePool, Network, TaskShape
@@ -142,7 +142,8 @@ def candidates(
     with the most FLOP/s that is there."""
     if (gpus is None) == (budget is None):
         raise NoPlan("expected a number of devices or a budget, one of the two")
-    names = sorted(costs, key=lambda name: -costs[name].flops / costs[name].devices)
+    flops = {name: cost.flops / cost.devices for name in costs if (cost := trainer_cost(mix, name))}
+    names = sorted(costs, key=lambda name: -flops[name])
     for counts in _counts(mix, names, gpus, budget):
         trainer = next((name for name in names if counts[name]), None)
         if trainer is None:
@@ -180,7 +181,7 @@ def expect(mix: Mix, candidate: Candidate, costs: Mapping[str, DeviceCost]) -> E
         for name, devices in candidate.rollout
         if (cost := costs[name])
     }
-    network = Network(mix.model, mix.tasks, pools, mix.in_flight, train_s=training_s(mix, candidate, costs))
+    network = Network(mix.model, mix.tasks, pools, mix.in_flight, train_s=training_s(mix, candidate))
     return max((_expect(mix, candidate, network, shares) for shares in _splits(mix, candidate, costs)), key=_rate)
 
 

@@ -203,7 +203,7 @@ class Cluster:
             for _ in range(devices // costs[name].devices)
         ]
         self._devices = {name: costs[name].devices for name, _ in candidate.rollout}
-        self._train_s = training_s(mix, candidate, costs)
+        self._train_s = training_s(mix, candidate)
         self._mean = sum(mix.share(task) * shape.length for task, shape in mix.tasks.items())
         self._learners = sum(devices for _, devices in candidate.train)
         self._trained_until = 0.0

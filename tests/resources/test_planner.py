@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.commands import plan
-from coordinator.resources.mix import Candidate, Mix, MixError, convert_mix, load_mix
+from coordinator.resources.mix import Candidate, Mix, MixError, convert_mix, load_mix, training_s
 from coordinator.resources.planner import NoPlan, candidates, costs_of, expect, recommend
 from coordinator.resources.simulation import simulate
 from hwprobe.cost import ModelSize, device_cost, model_size
@@ -27,6 +27,18 @@ MIXES: dict[str, dict[str, Any]] = {
 
 def mix(name: str, **more: Any) -> Mix:
     return convert_mix({"in_flight": 64, "tasks": MIXES[name], **more}, name)
+
+
+def test_what_engines_were_measured_to_reach_says_nothing_of_training() -> None:
+    """12 + 11 x 0.6 + 12 x 0.04 thousand tokens of games, three times two FLOP a parameter, on two H800."""
+    known, measured = mix("games"), mix("games", efficiency={"H800": {"compute": 0.01, "bandwidth": 0.9}})
+    candidate = Candidate((("H20", 2),), (("H800", 2),))
+    tokens = 1500 + 11 * 600 + 12 * 40
+    flops = 0.8 * 148e12 * 3.2  # the brief's: prefill 3.2 times as fast as on an H20
+    assert training_s(known, candidate) == pytest.approx(6 * 8.2e9 * tokens / (2 * flops))
+    assert training_s(measured, candidate) == training_s(known, candidate)
+    gpus = candidates(known, costs_of(known), gpus=4)
+    assert set(candidates(measured, costs_of(measured), gpus=4)) == set(gpus)
 
 
 # ---- what a request costs -------------------------------------------------------------------------------------------
