@@ -17,6 +17,7 @@ from actors.proxy.messages import (
     Released,
     Scored,
 )
+from hwprobe.fitting import Work
 from hwprobe.telemetry import GpuFigures
 from tests.proxy.hosted import world
 from tests.support.loops import run, settle, until
@@ -123,6 +124,22 @@ def test_trajectories_that_ended_are_forgotten_after_the_requests_that_brought_t
             made.engine.gate.set()
             await until(lambda: len(made.peer.served) == 2)
             assert made.engine.log == ["add a", "step", "add b", "forget x", "forget y", "step"]
+
+    run(test())
+
+
+def test_steps_whose_work_was_never_counted_take_no_time_from_later_ones() -> None:
+    """The scripted engine counts nothing, as one that is in the middle of a prompt; then it has nothing left."""
+
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("a", tokens=3)
+            await until(lambda: made.peer.served == ["a"])
+            await made.ask(HostSuspend())  # the thread is past that turn
+            made.engine.work.prefilled(10)
+            made.engine.work.step(0.5)
+            assert made.engine.work.take() == Work(busy_s=0.5, prefill_tokens=10)
 
     run(test())
 

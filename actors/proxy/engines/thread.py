@@ -188,11 +188,14 @@ class EngineThread:
         if steps:
             start = time.time()
             completions = self._engine.step()
-            self.meter.note(self._engine.unfinished())
+            unfinished = self._engine.unfinished()
+            self.meter.note(unfinished)
             end = time.time()
             self._engine.work.step(end - start)
             self._spans.busy("generate", start, end)
             self.turns.ended(list(completions), nothing=not completions and not orders)
+        if not unfinished:
+            self._engine.work.rest()
         return True
 
     async def stop(self, timeout_s: float) -> None:

@@ -1,6 +1,8 @@
 """What an engine computes, counted where it is computed: what its hardware reaches (``hwprobe.fitting``).
 
-Invariant: what was counted is taken once, with the time that it took; a step that computed nothing adds no time.
+Invariant: what was counted is taken once, with the time that it took. A step in which nothing was counted has worked
+on what a later one counts (a part of a long prompt): its time goes with that, unless the engine has nothing left by
+then.
 
 The engine counts within a step, in the thread that runs it, which then says how long the step took; what has added up
 is taken in the event loop.
@@ -22,6 +24,7 @@ class WorkMeter:
         self._prefill = 0
         self._decode = 0
         self._context = 0
+        self._pending_s = 0.0  # of steps whose work is not counted yet
 
     def prefilled(self, tokens: int) -> None:
         """Tokens of prompts were computed that were not in the cache."""
@@ -34,18 +37,24 @@ class WorkMeter:
 
     def step(self, seconds: float, steps: int = 1) -> None:
         """What was counted since the last call took so long; ``steps``: where several were counted at once."""
+        self._pending_s += seconds
         if not self._prefill and not self._decode:
             return
         work = Work(
-            busy_s=seconds,
+            busy_s=self._pending_s,
             prefill_tokens=self._prefill,
             steps=steps if self._decode else 0,
             decode_tokens=self._decode,
             context_tokens=self._context,
         )
         self._prefill = self._decode = self._context = 0
+        self._pending_s = 0.0
         with self._lock:
             self._sum += work
+
+    def rest(self) -> None:
+        """The engine has nothing unfinished: what steps have worked on without counting it was aborted."""
+        self._pending_s = 0.0
 
     def take(self) -> Work | None:
         """All since the last call; None where nothing was computed."""
