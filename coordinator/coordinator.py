@@ -134,7 +134,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
         self.dispatcher.hosts_changed()
         for ticket in tickets:
             if proxy is not None:
-                self.node.tell(proxy, TrajectoryEnded(ticket))
+                self.node.tell(proxy, TrajectoryEnded(ticket, whole=False))
             self.ended(Outcome(ticket, "lost", "env_host_lost"))
 
     @property

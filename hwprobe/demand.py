@@ -123,9 +123,10 @@ class Demand:
         playing.waits = False
         self._go_on(trajectory, playing)
 
-    def ended(self, trajectory: str) -> None:
+    def ended(self, trajectory: str, *, whole: bool = True) -> None:
+        """``whole``: it was played to its end. Of others it is not known how many turns they would have had."""
         playing = self._playing.pop(trajectory, None)
-        if playing is None:
+        if playing is None or not whole:
             return
         if not playing.waits:
             self._count(playing)

@@ -275,7 +275,7 @@ class EnvHost(Actor):
     async def _play(self, episode: Episode) -> None:
         """From reset to the last step."""
         self._check(episode)
-        worker_name = self._pool.pick()
+        whole, worker_name = False, self._pool.pick()
         episode.state = "reset"
         try:
             worker = await self._pool.worker(worker_name)
@@ -297,12 +297,13 @@ class EnvHost(Actor):
                 over = done.step.terminated or done.step.truncated
                 if over or episode.recorder.turns >= self._environment.max_turns:
                     episode.recorder.observed(NOTHING, observation.text)
+                    whole = True
                     return
                 following = self._framing.following(observation.text, episode.last_token)
                 episode.recorder.observed(following, observation.text)
         finally:
             self.node.tell(worker, CloseEnv(episode.ticket.id))
-            self._peers.proxy.tell(self.node, TrajectoryEnded(episode.ticket.id))
+            self._peers.proxy.tell(self.node, TrajectoryEnded(episode.ticket.id, whole))
 
     async def _act(self, episode: Episode, observation: Observation) -> str:
         """One turn: what the policy answers to an observation."""

@@ -44,8 +44,8 @@ class Costs:
     def unanswered(self, trajectory: str) -> None:
         self._model.demand.unanswered(trajectory)
 
-    def ended(self, trajectory: str) -> None:
-        self._model.demand.ended(trajectory)
+    def ended(self, trajectory: str, *, whole: bool = True) -> None:
+        self._model.demand.ended(trajectory, whole=whole)
 
     def worked(self, hardware_class: str, work: Work) -> None:
         self._model.worked(hardware_class, work)

@@ -37,6 +37,7 @@ class TrajectoryEnded(msgspec.Struct, frozen=True):
     """Nothing more will be asked for this trajectory: its KV cache may go."""
 
     trajectory: str
+    whole: bool = True  # it was played to its end: its length says something of its task
 
 
 class Suspend(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class Served(msgspec.Struct, frozen=True):
     request_ids: list[str]
     tokens: int
     load: EngineLoad | None = None  # once in ``rollout.load_every_s``
-    sampled: list[int] = []  # tokens of each answer, those that a request had brought included
+    sampled: list[int] = []  # tokens of each answer, what a request had brought included; 0: aborted or refused
     work: Work | None = None  # with ``load``: what was computed since
 
 

@@ -235,7 +235,7 @@ class LLMProxy(Actor):
 
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
-        self._costs.ended(message.trajectory)
+        self._costs.ended(message.trajectory, whole=message.whole)
         self._mover.ended(message.trajectory)
         for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
             del self._queued[add.request.request_id]

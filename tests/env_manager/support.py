@@ -131,6 +131,7 @@ class ScriptedProxy(Actor):
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.ended: list[str] = []
+        self.whole: set[str] = set()  # of these
 
     @handler(concurrent=True)
     async def add(self, message: Add) -> Accepted:
@@ -173,6 +174,8 @@ class ScriptedProxy(Actor):
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
         self.ended.append(message.trajectory)
+        if message.whole:
+            self.whole.add(message.trajectory)
 
 
 class ScriptedReward(Actor):

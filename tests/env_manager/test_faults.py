@@ -42,6 +42,8 @@ def test_a_fault_costs_its_own_trajectory_alone_and_is_counted_under_its_reason(
             await is_at_rest(made)
             assert (await made.describe()).counters[f"lost_{FAULTS[fault]}"] == 1
             assert made.proxy.ended == ["bad", "good"]
+            played = {"good", "bad"} if fault.partition(" ")[0] in ("reward", "store") else {"good"}
+            assert made.proxy.whole == played
 
     run(test())
 

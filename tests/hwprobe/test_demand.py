@@ -71,6 +71,19 @@ def test_two_answers_that_are_heard_of_after_the_end_are_two_turns() -> None:
     assert (fit.turns, fit.ended, fit.response, fit.observation) == (2, 1, 15, 30)
 
 
+def test_trajectories_that_were_broken_off_say_nothing_of_how_many_turns_one_has() -> None:
+    demand = Demand()
+    for name, whole in (("whole", True), ("stopped", False), ("waits", False)):
+        for turn in range(4 if whole else 1):
+            demand.asked("games", name, 100, float(turn))
+            if name != "waits":
+                demand.answered(name, 10, float(turn))
+        demand.ended(name, whole=whole)
+    demand.answered("waits", 3, 9.0)
+    fit = demand.tasks["games"]
+    assert (fit.turns, fit.ended, fit.response, len(demand)) == (4, 1, 10, 0)
+
+
 def test_a_request_that_gets_no_token_is_no_turn() -> None:
     demand = Demand()
     demand.asked("math", "t", 100, 0.0)

@@ -44,6 +44,7 @@ class Peer(Actor):
         self.messages = 0
         self.failed: list[tuple[str, str]] = []
         self.served: list[str] = []
+        self.sampled: list[int] = []
         self.tokens = 0
         self.loads: list[EngineLoad] = []
         self.gates: dict[int, asyncio.Event] = {}  # version -> may be sent
@@ -60,6 +61,7 @@ class Peer(Actor):
     @handler
     async def on_served(self, message: Served) -> None:
         self.served += message.request_ids
+        self.sampled += message.sampled
         self.tokens += message.tokens
         if message.load is not None:
             self.loads.append(message.load)

@@ -99,6 +99,7 @@ def test_orders_are_carried_out_in_the_order_in_which_they_came_between_two_step
             await until(made.engine.in_step.is_set)
             made.add("b")
             made.node.tell(made.host, HostAbort("b"))
+            await settle()  # the order waits for the step to end
             made.node.tell(made.host, HostForget(["x"]))
             scored = asyncio.create_task(made.ask(HostScore(np.zeros(3, np.int32)), Scored))
             await settle()
@@ -140,6 +141,28 @@ def test_steps_whose_work_was_never_counted_take_no_time_from_later_ones() -> No
             made.engine.work.prefilled(10)
             made.engine.work.step(0.5)
             assert made.engine.work.take() == Work(busy_s=0.5, prefill_tokens=10)
+
+    run(test())
+
+
+def test_an_answer_that_was_aborted_is_told_of_as_one_without_a_length() -> None:
+    """Its tokens count as sampled; how long answers are they do not say."""
+
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.add("a", tokens=2)
+            await until(lambda: made.peer.served == ["a"])
+            made.engine.gate.clear()
+            made.add("b", tokens=5)
+            await until(made.engine.in_step.is_set)
+            made.node.tell(made.host, HostAbort("b"))
+            await settle()  # the order waits for the step to end
+            made.engine.gate.set()
+            await until(lambda: made.peer.served == ["a", "b"])
+            assert made.peer.finished[-1].finish_reason == "aborted"
+            assert made.peer.sampled == [2, 0]
+            assert made.peer.tokens == 2 + len(made.peer.finished[-1].tokens)
 
     run(test())
 

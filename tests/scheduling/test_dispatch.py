@@ -150,10 +150,12 @@ def test_trajectories_of_an_env_host_that_restarts_unnoticed_run_again() -> None
 class PretendProxy(Actor):
     def __init__(self) -> None:
         self.ended: list[str] = []
+        self.whole = 0
 
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
         self.ended.append(message.trajectory)
+        self.whole += message.whole
 
 
 def test_the_proxy_is_told_of_the_trajectories_that_a_lost_env_host_played() -> None:
@@ -172,7 +174,7 @@ def test_the_proxy_is_told_of_the_trajectories_that_a_lost_env_host_played() -> 
             await made.kill_host("env-1")
             await asyncio.sleep(30.0)
             assert made.failures == []
-            assert sorted(proxy.ended) == ["t0", "t1"]
+            assert (sorted(proxy.ended), proxy.whole) == (["t0", "t1"], 0)
 
     run(scenario())
 

@@ -171,7 +171,8 @@ class EngineHost(Actor):
         for asker, batch in by_asker.items():
             self.node.tell(asker, Finished(self._name, batch))
         tokens = self._sampled_here(completions)
-        self._account([c.request_id for c in completions], tokens, [len(c.tokens) for c in completions])
+        sampled = [0 if c.finish_reason == "aborted" else len(c.tokens) for c in completions]
+        self._account([c.request_id for c in completions], tokens, sampled)
 
     def _sampled_here(self, completions: Sequence[Completion]) -> int:
         """Tokens that these requests did not bring with them."""

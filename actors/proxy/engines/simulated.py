@@ -291,11 +291,11 @@ class SimulatedHost(Actor):
         for row in rows:
             self.node.tell(row.reply_to, Finished(self._name, [row.completion(reason)]))
         if rows:
-            self._account([row.request.request_id for row in rows], rows)
+            self._account([row.request.request_id for row in rows], rows, whole=reason != "aborted")
 
-    def _account(self, ids: list[str], rows: Sequence[_Row]) -> None:
+    def _account(self, ids: list[str], rows: Sequence[_Row], *, whole: bool = True) -> None:
         tokens = sum(len(row.tokens) - row.brought for row in rows)
-        sampled = [len(row.tokens) for row in rows] if ids else []
+        sampled = [len(row.tokens) * whole for row in rows] if ids else []
         self.node.tell(self._proxy, Served(self._name, ids, tokens, sampled=sampled))
 
 
