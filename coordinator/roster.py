@@ -75,7 +75,7 @@ class Hands(Protocol):
 
     async def order(self, to: Ref, message: object, reply: type[T]) -> bool:
         """Whether it has arrived, for sure."""
-        raise NotImplementedError
+        ...
 
     def host_left(self, name: str) -> None:
         """A node plays no more."""
