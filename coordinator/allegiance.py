@@ -30,7 +30,6 @@ from coordinator.messages import (
     Ending,
     Follow,
     Following,
-    HardwareChanged,
     Join,
     Known,
     LetGo,
@@ -108,11 +107,10 @@ class Allegiance(Actor):
         if self._join is not None:
             self._join = msgspec.structs.replace(self._join, roles=roles)
 
-    def hardware_changed(self, changed: HardwareChanged) -> None:
-        """To be said to whoever leads, and part of what the next leader hears of this node."""
+    def hardware(self, affinity: bytes) -> None:
+        """The node's map from now on: part of what the next leader hears of this node (see ``coordinator.vigil``)."""
         if self._join is not None:
-            self._join = msgspec.structs.replace(self._join, affinity=changed.affinity)
-            self.leader.tell(self.node, changed)
+            self._join = msgspec.structs.replace(self._join, affinity=affinity)
 
     def announces(self, announce: Announce) -> None:
         """To be said to every leader."""

@@ -50,7 +50,7 @@ from coordinator.scheduling.rolling import RollingScheduler
 from coordinator.scheduling.succession import Found
 from coordinator.takeover import Led, Takeover, take_over
 from coordinator.telling import Told
-from coordinator.vigil import keep_watch
+from coordinator.vigil import Vigil
 from hwprobe import encode
 from hwprobe.advice import Advisor
 from hwprobe.mapping import Declared, Learned, TaskMapping
@@ -332,5 +332,5 @@ async def _join_locally(sitting: Sitting, node: Node, ref: Ref, told: Told) -> N
     roles: list[Role] = ["coordinator", *sitting.launch.local_roles]
     join = Join(node.address, roles, os.getpid(), encode(sitting.launch.affinity), VERSION)
     await node.ask(ref, join, Welcome, timeout_s=10.0)
-    node.background(keep_watch(node.address, sitting.launch.affinity, lambda changed: node.tell(ref, changed)))
+    node.background(Vigil(node.address, Leader(ref), sitting.launch.affinity).run(node))
     await told.facts.bound(CONTROL, sitting.launch.placement)

@@ -40,7 +40,7 @@ from coordinator.pulse import pulse
 from coordinator.resources.binder import Binder
 from coordinator.resources.resolve import resolve
 from coordinator.roles import START, RoleContext
-from coordinator.vigil import keep_watch
+from coordinator.vigil import Vigil
 from hwprobe import Hardware, build_affinity_map, encode, probe
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,8 @@ class _Sitting(Spare):
             silence_s=settings.silence_s,
             takeover_s=settings.takeover_s,
         )
-        node.background(keep_watch(node.address, affinity, self._allegiance.hardware_changed))
+        vigil = Vigil(node.address, self._leader, affinity, keep=self._allegiance.hardware)
+        node.background(vigil.run(node))
         await self._take(self.roles, self._terms.beside)
         return welcome.run
 

@@ -37,11 +37,12 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class HardwareChanged(msgspec.Struct, frozen=True):
-    """From a node whose hardware is not as it was; see ``coordinator.vigil``."""
+    """From a node whose hardware is not as it was, or to a leader that may not know it; answered with ``Noted``. See
+    ``coordinator.vigil``."""
 
     node: NodeAddress
     affinity: bytes  # its map as it is now, as JSON
-    begun: list[str]  # a line each for people: a GPU is lost, or slowed down; memory runs short
+    begun: list[str]  # a line each for people: a GPU is lost, or slowed down; memory runs short; the map does not fit
     ended: list[str]
 
 

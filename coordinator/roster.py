@@ -173,17 +173,19 @@ class Roster:
         return msgspec.structs.replace(self._welcome, roles=roles)
 
     def changed(self, message: HardwareChanged) -> None:
-        """A node's hardware is not as it was when it joined. What an earlier incarnation of it says does not count."""
+        """A node's hardware is not as it was when it joined, or it is uncertain whether that is known here. Raises
+        ``ValueError`` where this node, in this incarnation, does not take part: it must not think that it was heard."""
         name = message.node.name
         before = self._joins.get(name)
         if before is None or before.node != message.node:
-            return
-        self._joins[name] = now = msgspec.structs.replace(before, affinity=message.affinity)
+            raise ValueError(f"node {name} (epoch {message.node.epoch}) does not take part")
         for line in message.begun:
             self._news.warn(f"{name}: {line}")
         for line in message.ended:
             log.info("node %s: over: %s", name, line)
-        self._news.changed(now)
+        if message.affinity != before.affinity:
+            self._joins[name] = now = msgspec.structs.replace(before, affinity=message.affinity)
+            self._news.changed(now)
 
     def welcome_at(self, checkpoint: Path, version: int) -> None:
         """A trainer that joins from now on begins there, at the run's version, with what is stored."""
@@ -340,8 +342,10 @@ class RosterHandlers(Actor):
         return Found(await self.roster.role(message.role, message.timeout_s))
 
     @handler
-    async def hardware_changed(self, message: HardwareChanged) -> None:
+    async def hardware_changed(self, message: HardwareChanged) -> Noted:
+        """Raises ``ValueError``."""
         self.roster.changed(message)
+        return Noted()
 
     @handler
     async def role_failed(self, message: RoleFailed) -> None:

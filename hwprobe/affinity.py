@@ -74,9 +74,10 @@ class AffinityMap(msgspec.Struct, frozen=True, kw_only=True):
             groups.append([other for other in by_name if other in group])
         return tuple(tuple(group) for group in groups if len(group) > 1)
 
-    def under(self, present: Sequence[Finding]) -> AffinityMap:
+    def under(self, present: Sequence[Finding], *, gpus_seen: bool = True) -> AffinityMap:
         """This map of one host while these conditions hold (``hwprobe.watching``): they are its findings in place of
-        earlier ones of their kinds, and a GPU that is lost has no roles."""
+        earlier ones of their kinds, and a GPU that is lost has no roles. ``gpus_seen``: whether the GPUs have been
+        looked at for it; until then what was found of them before stands."""
         lost = {subject for finding in present if finding.code == "lost" for subject in finding.subjects}
         devices = [
             msgspec.structs.replace(device, roles=()) if device.id.partition(".")[0] in lost else device
@@ -89,14 +90,14 @@ class AffinityMap(msgspec.Struct, frozen=True, kw_only=True):
             pools=tuple(
                 _with_members(pool, [usable[name] for name in pool.devices if name in usable]) for pool in self.pools
             ),
-            findings=coalesce([*(one for one in self.findings if not self._comes_and_goes(one)), *present]),
+            findings=coalesce([*(one for one in self.findings if not self._gone(one, gpus_seen)), *present]),
         )
 
-    def _comes_and_goes(self, finding: Finding) -> bool:
+    def _gone(self, finding: Finding, gpus_seen: bool) -> bool:
         """Whether it would be among the conditions if it held still: of a GPU that did not answer at the start nobody
         looks again."""
-        known = {device.id.partition(".")[0] for device in self.devices}
-        return finding.code in CONDITIONS and known.union(("memory",)).issuperset(finding.subjects)
+        looked_at = {device.id.partition(".")[0] for device in self.devices} if gpus_seen else set()
+        return finding.code in CONDITIONS and looked_at.union(("memory",)).issuperset(finding.subjects)
 
     def of_host(self, host: str) -> AffinityMap:
         """One host's devices with kinds and pools as in the whole; small enough to publish (``encode``)."""

@@ -37,6 +37,7 @@ class Changes(msgspec.Struct, frozen=True):
     begun: tuple[Finding, ...]
     ended: tuple[Finding, ...]
     present: tuple[Finding, ...]  # all that hold now
+    gpus_seen: bool = True  # False: the driver has not answered yet, or there is none
 
     def __bool__(self) -> bool:
         return bool(self.begun or self.ended)
@@ -53,7 +54,7 @@ class Watch:
         self._hung_s = hung_s
         self._session = Session("nvml")
         self._lock = threading.Lock()
-        self._gpus: list[Finding] = []
+        self._gpus: list[Finding] | None = None  # before they were looked at for the first time
         self._known: dict[_Key, Finding] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hwprobe-watch", daemon=True)
@@ -75,13 +76,13 @@ class Watch:
     def look(self) -> Changes:
         """What holds now, beside what held at the last look."""
         with self._lock:
-            found = list(self._gpus)
-        found += [*self._hung(), *self._memory.look()]
+            gpus = self._gpus
+        found = [*(gpus or ()), *self._hung(), *self._memory.look()]
         now: dict[_Key, Finding] = {(finding.code, finding.subjects): finding for finding in found}
         begun = tuple(finding for key, finding in now.items() if key not in self._known)
         ended = tuple(finding for key, finding in self._known.items() if key not in now)
         self._known = now
-        return Changes(begun, ended, tuple(found))
+        return Changes(begun, ended, tuple(found), gpus is not None)
 
     def _hung(self) -> list[Finding]:
         call, since = self._session.call, self._session.since
