@@ -73,6 +73,13 @@ class CostModel:
             self._classes[hardware_class] = prior_of(hardware_class, self.model)
         return self._classes[hardware_class]
 
+    def inherit(self, state: CostState) -> None:
+        """Of each class and task, what another model of this run has learned, where that comes of more than this."""
+        for name, fit in state.classes.items():
+            if fit.reports >= self.fit(name).reports:
+                self._classes[name] = fit
+        self.demand.inherit(state.tasks)
+
     # ---- what it costs -------------------------------------------------------------------------------------------
 
     def engine(self, hardware_class: str) -> DeviceCost:

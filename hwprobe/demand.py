@@ -7,9 +7,14 @@ Whoever routes requests knows all of it: how long a prompt is, how much of it wa
 sampled, how long the environment took in between, and when a trajectory ends. News of an answer may come later than
 the next turn's request, or than the trajectory's end, because it travels another way; the request is then kept until
 the answer is known, and so is the trajectory, if it is among the last ``ENDING`` of its kind.
+
+Who asks may say which turn it is. A trajectory that is met in the middle (another proxy had its earlier turns) began
+elsewhere: it is no start, and what is new in its prompt is known from its next turn on.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -41,7 +46,12 @@ class TaskFit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def known(self) -> bool:
-        return self.responses >= SEEN
+        return self.responses >= SEEN and self.prompts > 0
+
+    @property
+    def events(self) -> int:
+        """What the means are made of."""
+        return self.prompts + self.observations + self.responses + self.ended
 
     def shape(self) -> TaskShape:
         """As the network takes it; before a first trajectory has ended, from the turns so far."""
@@ -61,10 +71,11 @@ class _Playing:
 
     __slots__ = ("ahead", "answered_at", "asked", "length", "task", "turns", "waits")
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, turns: int) -> None:
         self.task = task
-        self.turns = 0
-        self.length = 0.0  # tokens that were there after the last answer
+        self.turns = turns
+        # Tokens that were there after the last answer; None: nobody here has seen it.
+        self.length: float | None = None if turns else 0.0
         self.asked = 0.0  # tokens of the prompt that is out
         self.waits = False  # for the answer to it
         self.answered_at = 0.0
@@ -83,23 +94,33 @@ class Demand:
         """Trajectories under way."""
         return len(self._playing)
 
-    def asked(self, task: str, trajectory: str, prompt: float, now: float) -> None:
-        """A turn is to be sampled."""
+    def inherit(self, tasks: Mapping[str, TaskFit]) -> None:
+        """Go on from these means, where they are made of more than the ones here."""
+        for name, fit in tasks.items():
+            if fit.events >= self.tasks.get(name, TaskFit()).events:
+                self.tasks[name] = fit
+
+    def asked(self, task: str, trajectory: str, prompt: float, now: float, turn: int | None = None) -> None:
+        """A turn is to be sampled: the trajectory's ``turn``-th, from 0, where that is known."""
         playing = self._playing.get(trajectory)
         if playing is None:
             self._ending.pop(trajectory, None)  # that one was another
-            playing = self._playing[trajectory] = _Playing(task)
-            self._began(task)
+            playing = self._playing[trajectory] = _Playing(task, turn or 0)
+            if turn:
+                self.tasks.setdefault(task, TaskFit())
+            else:
+                self._began(task)
         if playing.waits:
             playing.ahead = prompt
         else:
             self._turn(playing, prompt, now - playing.answered_at)
 
     def _turn(self, playing: _Playing, prompt: float, waited_s: float) -> None:
-        fit, fresh = self.tasks[playing.task], max(0.0, prompt - playing.length)
+        fit = self.tasks[playing.task]
         if playing.turns == 0:
-            fit = _with(fit, "prompt", "prompts", fresh)
-        else:
+            fit = _with(fit, "prompt", "prompts", prompt)
+        elif playing.length is not None:
+            fresh = max(0.0, prompt - playing.length)
             fit = _with(_with(fit, "observation", "observations", fresh), "step_s", "steps", waited_s)
         self.tasks[playing.task] = fit
         playing.asked, playing.waits = prompt, True

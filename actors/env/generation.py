@@ -92,7 +92,7 @@ class Generation:
         self._waiting[request.request_id] = future
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
-            add = self._added[request.request_id] = Add(request, self._hands.ref, self._environment)
+            add = self._added[request.request_id] = Add(request, self._hands.ref, self._environment, recorder.turns)
             while True:
                 await self._add(add)
                 if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD

@@ -1,7 +1,8 @@
 """What the proxy knows of costs, and which hardware class it sends a task to.
 
 Invariant: the cost model is fed with every request and every engine's report, whatever the mapping is; shares that were
-ordered hold until the next order, and each order can be taken back, in the reverse of the order in which they came.
+ordered hold until the next order, and each order can be taken back, in the reverse of the order in which they came. A
+proxy's successor begins with all of it: what was learned, the shares, the orders, and a person's hold.
 
 A new trajectory goes to the class that is furthest behind its share of the task's trajectories; it stays there with its
 prefix as long as the class has a share of the task at all. Tasks without shares go to the class that is declared.
@@ -10,6 +11,8 @@ prefix as long as the class has a share of the task at all. Tasks without shares
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+
+import msgspec
 
 from actors.proxy.messages import Assign, Assigned, CostsState, MappingOrder
 from actors.proxy.routing import Apportionment, preferred_class
@@ -32,11 +35,12 @@ class Costs:
         self._orders: list[MappingOrder] = []
         self._number = 0
         self._held_until = float("-inf")
+        self._inherited = False
 
     # ---- what happens --------------------------------------------------------------------------------------------
 
-    def asked(self, task: str, trajectory: str, prompt: float, now: float) -> None:
-        self._model.demand.asked(task, trajectory, prompt, now)
+    def asked(self, task: str, trajectory: str, prompt: float, now: float, turn: int | None = None) -> None:
+        self._model.demand.asked(task, trajectory, prompt, now, turn)
 
     def answered(self, trajectory: str, sampled: float, now: float) -> None:
         self._model.demand.answered(trajectory, sampled, now)
@@ -98,4 +102,19 @@ class Costs:
             in_flight=len(self._model.demand),
             held_s=max(0.0, self._held_until - now),
             now_s=now,
+            number=self._number,
         )
+
+    def inherit(self, costs: CostsState, age_s: float, now: float) -> bool:
+        """Go on from what another proxy described so long ago; its clock was another. Once, and before any order."""
+        if self._inherited or self._number:
+            return False
+        self._inherited = True
+        ahead_s = now - (costs.now_s + age_s)
+        self._orders = [msgspec.structs.replace(order, at_s=order.at_s + ahead_s) for order in costs.orders]
+        self._number = costs.number
+        if costs.held_s > age_s:
+            self._held_until = now + costs.held_s - age_s
+        self._apportionment.order(costs.shares)
+        self._model.inherit(costs.state)
+        return True

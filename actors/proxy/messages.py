@@ -24,7 +24,8 @@ class Add(msgspec.Struct, frozen=True):
 
     request: GenerateRequest
     reply_to: Ref
-    domain: str = "default"  # the environment's name: key of the declared affinity
+    domain: str = "default"  # its task: key of the declared affinity, and of the mapping
+    turn: int | None = None  # which of its trajectory's, from 0; None: who asks does not say
 
 
 class Abort(msgspec.Struct, frozen=True):
@@ -139,10 +140,25 @@ class CostsState(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int  # trajectories that have asked for something and have not ended
     held_s: float  # for so long nothing but a person changes the mapping
     now_s: float  # by the proxy's clock
+    number: int = 0  # of the last order there was, taken back or not
 
 
 class DescribeCosts(Message[CostsState], frozen=True):
     """Ask for the cost model and the mapping."""
+
+
+class Inherited(msgspec.Struct, frozen=True):
+    """Whether it was taken over."""
+
+    taken: bool
+
+
+class InheritCosts(Message[Inherited], frozen=True):
+    """What the proxy before knew and was ordered, for its successor, which takes it once, and only as long as it has
+    had no order of its own."""
+
+    costs: CostsState
+    age_s: float  # since they were described
 
 
 class Rebalanced(msgspec.Struct, frozen=True):

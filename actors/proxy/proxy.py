@@ -50,6 +50,8 @@ from actors.proxy.messages import (
     HostResume,
     HostSuspend,
     HostUpdate,
+    InheritCosts,
+    Inherited,
     MoveTrajectories,
     Moving,
     Prefer,
@@ -145,7 +147,7 @@ class LLMProxy(Actor):
             return Accepted(self._where.get(id_, ""))
         if message.domain != ADVICE:
             now, request = asyncio.get_running_loop().time(), message.request
-            self._costs.asked(message.domain, request.trajectory, len(request.prompt), now)
+            self._costs.asked(message.domain, request.trajectory, len(request.prompt), now, message.turn)
         return Accepted(self.route(message))
 
     def route(self, message: Add) -> str:
@@ -463,6 +465,10 @@ class LLMProxy(Actor):
         undone = self._costs.undo(asyncio.get_running_loop().time())
         self._counters["mappings_undone"] += 1
         return undone
+
+    @handler(urgent=True)
+    async def inherit_costs(self, message: InheritCosts) -> Inherited:
+        return Inherited(self._costs.inherit(message.costs, message.age_s, asyncio.get_running_loop().time()))
 
     @handler(urgent=True)
     async def describe_costs(self, message: DescribeCosts) -> CostsState:

@@ -4,8 +4,9 @@
 
 Invariant: the decision is the mapping's alone, from the cost model that the proxy has; an order says by whom and why,
 the proxy keeps it, and a person can take it back (``UndoMapping``), after which nothing is ordered for a while. A proxy
-that does not answer costs one look. What the model knows is kept in the run directory (``cost.json``), for the planner
-and for a run that goes on.
+that does not answer costs one look. A proxy's successor is told, before anything is asked or ordered there, what the
+one before knew and was ordered when it was last looked at. What the model knows is kept in the run directory
+(``cost.json``), for the planner and for a run that goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from actors.core import Node, Ref
-from actors.proxy.messages import Assign, DescribeCosts, EngineState
+from actors.proxy.messages import Assign, CostsState, DescribeCosts, EngineState, InheritCosts
 from coordinator.leadership import SOLE, Authority
 from coordinator.observe.lines import replace_file
 from coordinator.resources.looking import LOOK_EVERY_S, TIMEOUT_S, Looking
@@ -53,9 +54,22 @@ class Mapper(Looking):
         self._say = say
         self._authority = authority
         self._kept_at: float | None = None
+        self._last: tuple[CostsState, float] | None = None  # what the proxy said, and when
+        self._legacy: tuple[CostsState, float] | None = None  # likewise the one before, until its successor has it
+
+    def follow(self, proxy: Ref) -> None:
+        """Another one from now on, which begins with what this one has said last."""
+        super().follow(proxy)
+        self._legacy = self._legacy or self._last
 
     async def _look(self, engines: Sequence[EngineState]) -> None:
-        costs = await self._node.ask(self._proxy, DescribeCosts(), timeout_s=TIMEOUT_S)
+        proxy = self._proxy
+        if self._legacy is not None:
+            await self._hand_over(proxy, *self._legacy)
+        costs = await self._node.ask(proxy, DescribeCosts(), timeout_s=TIMEOUT_S)
+        if self._proxy is not proxy:  # meanwhile: what was decided from this would be another's
+            return
+        self._last = costs, asyncio.get_running_loop().time()
         self._keep(costs.state)
         view = View(engines=pools(engines), declared=self._declared, current=costs.shares, in_flight=costs.in_flight)
         proposal = await self._mapping.propose(CostModel(costs.state), view)
@@ -64,11 +78,19 @@ class Mapper(Looking):
         if not self._authority.leads():
             log.warning("the mapping stays as it is: it is uncertain whether this process leads")
             return
-        await self._order(proposal)
+        await self._order(proxy, proposal)
 
-    async def _order(self, proposal: Proposal) -> None:
+    async def _hand_over(self, proxy: Ref, costs: CostsState, at: float) -> None:
+        age_s = asyncio.get_running_loop().time() - at
+        inherited = await self._node.ask(proxy, InheritCosts(costs, age_s), timeout_s=TIMEOUT_S, retries=2)
+        if self._proxy is proxy:
+            self._legacy = None
+        if inherited.taken and costs.shares:
+            self._say(f"the proxy's successor goes on with mapping {costs.number}: {describe(costs.shares)}")
+
+    async def _order(self, proxy: Ref, proposal: Proposal) -> None:
         order = Assign(proposal.shares, proposal.by, proposal.why)
-        assigned = await self._node.ask(self._proxy, order, timeout_s=TIMEOUT_S, retries=2)
+        assigned = await self._node.ask(proxy, order, timeout_s=TIMEOUT_S, retries=2)
         if assigned.refused:
             log.info("the mapping stays as it is: %s", assigned.refused)
         else:

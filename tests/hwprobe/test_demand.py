@@ -99,6 +99,39 @@ def test_a_request_that_gets_no_token_is_no_turn() -> None:
     assert (fit.turns, fit.ended, fit.responses) == (1, 1, 1)
 
 
+def test_a_trajectory_that_is_met_in_its_middle_says_nothing_of_first_prompts_but_all_else() -> None:
+    """Its proxy's successor hears of it at its third turn, of five: 1000 tokens are there, 30 are new each turn."""
+    demand = Demand()
+    length = 1000
+    for turn in (2, 3, 4):
+        demand.asked("games", "t", length, 5.0 * turn, turn)
+        demand.answered("t", 10, 5.0 * turn + 3.0)
+        length += 10 + 30
+    demand.ended("t")
+    fit = demand.tasks["games"]
+    assert (fit.starts, fit.prompts, fit.observation, fit.observations, fit.steps) == (0, 0, 30, 2, 2)
+    assert (fit.turns, fit.ended, fit.response, fit.responses) == (5, 1, 10, 3)
+    for number in range(SEEN):
+        demand.asked("games", f"late{number}", 1000, 30.0, 7)
+        demand.answered(f"late{number}", 10, 31.0)
+    assert not demand.tasks["games"].known, "nobody has seen a first prompt"
+    demand.asked("games", "new", 100, 40.0, 0)
+    fit = demand.tasks["games"]
+    assert (fit.prompt, fit.prompts, fit.starts, fit.known) == (100, 1, 1, True)
+
+
+def test_means_are_taken_over_where_they_are_made_of_more_than_those_here() -> None:
+    before, after = Demand(), Demand()
+    for number in range(5):
+        play(before, f"t{number}")
+    play(before, "one", "math")
+    for number in range(2):
+        play(after, f"u{number}", "math")
+    kept = after.tasks["math"]
+    after.inherit(before.tasks)
+    assert after.tasks == {"games": before.tasks["games"], "math": kept}
+
+
 def test_of_those_whose_answers_never_come_only_the_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENDING", 2)
     demand = Demand()

@@ -73,6 +73,37 @@ def test_orders_are_taken_back_one_by_one_and_then_only_people_change_anything()
     assert known.assign(Assign(second, "learned"), 4.0 + HELD_S) == Assigned(3, second)
 
 
+def test_a_successor_goes_on_with_shares_orders_and_a_persons_hold_by_its_own_clock() -> None:
+    """The clock of the one before stood at 1000 s when it described itself, 30 s ago; this one's stands at 5 s."""
+    before, after = costs(default="H20"), costs(default="H20")
+    first, second = {"math": {"H20": 0.5, "H800": 0.5}}, {"math": {"H20": 0.0, "H800": 1.0}}
+    before.assign(Assign(first, "learned", "cheaper"), 900.0)
+    before.assign(Assign(second, "learned"), 950.0)
+    before.undo(980.0)
+    for number in range(SEEN):
+        before.asked("math", f"t{number}", 300, 900.0, 0)
+        before.answered(f"t{number}", 50, 901.0)
+    described = before.describe(1000.0)
+    assert after.inherit(described, 30.0, 5.0)
+    found = after.describe(5.0)
+    assert (found.shares, found.number, found.held_s) == (first, 2, HELD_S - 20.0 - 30.0)
+    assert [(order.number, order.at_s) for order in found.orders] == [(1, 5.0 - 130.0)]
+    assert found.state.tasks["math"].prompt == 300
+    assert "a person took" in after.assign(Assign(second, "learned"), 6.0).refused
+    assert after.undo(7.0) == Assigned(1, {})
+    assert not after.inherit(described, 31.0, 8.0), "once"
+    assert after.describe(8.0).shares == {}
+
+
+def test_a_proxy_with_orders_of_its_own_inherits_nothing() -> None:
+    before, after = costs(), costs()
+    before.assign(Assign({"math": {"H20": 1.0, "H800": 0.0}}, "learned"), 0.0)
+    mine = {"math": {"H20": 0.0, "H800": 1.0}}
+    after.assign(Assign(mine, "learned"), 0.0)
+    assert not after.inherit(before.describe(1.0), 0.0, 1.0)
+    assert after.describe(1.0).shares == mine
+
+
 def test_the_proxy_learns_from_requests_answers_and_engines_reports() -> None:
     """Two engines that are scripted: the H20 decodes at half of what it is known for."""
 

@@ -12,7 +12,8 @@ import pytest
 from actors.env.framing import TextFraming
 from actors.env.tokenizers import ByteTokenizer
 from actors.proxy.costs import HELD_S
-from actors.proxy.messages import CostsState, DescribeCosts, UndoMapping
+from actors.proxy.messages import Assign, CostsState, DescribeCosts, UndoMapping
+from actors.proxy.proxy import LLMProxy
 from bus.virtual_time import run
 from coordinator.job import JobError, convert
 from coordinator.resources.advisor import EngineAdvisor, NoAnswer
@@ -21,7 +22,7 @@ from hwprobe.advice import Advisor
 from hwprobe.cost import EFFICIENCY, ModelSize
 from hwprobe.costmodel import decode_state
 from hwprobe.mapping import Learned, TaskMapping
-from tests.scheduling.heat import Play, Town, town
+from tests.scheduling.heat import Fleet, Play, Town, town
 
 CLASSES = {"a20": "H20", "b20": "H20", "a800": "H800"}
 GAMES = Play(turns=6, observation=1500, response=4, environment_s=1.0, domain="games")
@@ -103,6 +104,32 @@ def test_tasks_that_are_declared_the_wrong_way_round_change_places_until_a_perso
             assert len(said) == orders, "nothing but a person changes it for a while"
             assert played_by(made, "games", since)["H800"] < played_by(made, "games", since)["H20"]
             assert (await described(made)).held_s == pytest.approx(HELD_S - 10.0, abs=2.0)
+
+    run(story())
+
+
+def test_a_proxys_successor_begins_with_the_mapping_and_the_hold_of_the_one_before(tmp_path: Path) -> None:
+    async def story() -> None:
+        said: list[str] = []
+        async with town(CLASSES) as made:
+            first, second = {"math": {"H20": 1.0, "H800": 0.0}}, {"math": {"H20": 0.0, "H800": 1.0}}
+            for shares in (first, second):
+                await made.node.ask(made.proxy.ref, Assign(shares, "learned"), timeout_s=30.0)
+            await made.node.ask(made.proxy.ref, UndoMapping(), timeout_s=30.0)
+            mapped = mapper(made, Learned(), tmp_path / COST_FILE, said)
+            made.node.background(mapped.run())
+            await asyncio.sleep(60.0)
+            before = await described(made)
+            successor = LLMProxy(CLASSES, {}, failed=lambda error: None)
+            successor.fleet = Fleet()
+            ref = await made.node.spawn(lambda: successor, "successor", restarts=0)
+            await asyncio.sleep(5.0)  # in which there is none
+            mapped.follow(ref)
+            await asyncio.sleep(10.0)
+            assert said == ["the proxy's successor goes on with mapping 2: math to H20"]
+            after = await made.node.ask(ref, DescribeCosts(), timeout_s=30.0)
+            assert (after.shares, after.number, len(after.orders)) == (first, 2, 1)
+            assert after.held_s == pytest.approx(before.held_s - 15.0, abs=0.1)
 
     run(story())
 
