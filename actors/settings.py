@@ -44,7 +44,7 @@ class RolloutSettings(Settings, frozen=True):
     max_sequences: int | Literal["auto"] = "auto"  # of one engine's running batch
     max_model_len: int | Literal["auto"] = "auto"  # auto: what the environment and the policy need
     turn_timeout_s: float = 120.0  # deadline of one generation
-    affinity: dict[str, str] = {}  # environment or "default" -> hardware class
+    affinity: dict[str, str] = {}  # stream, environment or "default" -> hardware class
     # who says which class plays what: the user, the cost that is measured, or a language model checked against that
     mapping: Literal["declared", "learned", "advised"] = "declared"
     load_every_s: float = 1.0  # how often an engine says how loaded it is

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 from actors.policy import Policy, Qwen3Shape
+from actors.proxy.messages import ADVICE
 from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
 from coordinator.metadata.credentials import CredentialsError, read_credentials
 from coordinator.metadata.spec import parse_spec
@@ -84,6 +85,14 @@ class Job(Settings, frozen=True):
     resource_profile: ResourceProfile = ResourceProfile()
     coordinator: CoordinatorSettings = CoordinatorSettings()
     trackers: TrackerSettings = TrackerSettings()
+
+
+def declared_classes(job: Job) -> dict[str, str]:
+    """Task -> the hardware class that the job declares for it. A stream of tasks has its own class, or its
+    environment's, or the one of "default"."""
+    declared, streams = job.rollout.affinity, job.scheduling.mix
+    environment = declared.get(job.environment.name)
+    return dict(declared) if environment is None else {**dict.fromkeys(streams, environment), **declared}
 
 
 class JobError(ValueError):
@@ -179,6 +188,9 @@ def _check_mix(job: Job) -> None:
         Mix(job.scheduling.mix)
     except ValueError as error:
         raise JobError(f"scheduling.mix: {error}") from None
+    taken = sorted({"default", ADVICE} & set(job.scheduling.mix))
+    if taken:
+        raise JobError(f"scheduling.mix.{taken[0]}: this name means something else to rollout.affinity; choose another")
 
 
 def _hint(job: Job) -> str:

@@ -32,7 +32,7 @@ from actors.trainer.trainer import BUFFER_FILE, Trainer
 from actors.weightsync.sync import WeightSync
 from coordinator.allegiance import Allegiance
 from coordinator.dumping import manifest_of
-from coordinator.job import Job
+from coordinator.job import Job, declared_classes
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
 from coordinator.resources.mapper import known_costs
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
@@ -170,7 +170,7 @@ async def start_proxy(context: RoleContext) -> None:
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)
     classes = {name: class_ for name, (_, _, class_) in specs.items()}
     costs = known_costs(context.run_directory, context.policy_directory, job.policy.dtype, classes.values())
-    proxy = LLMProxy(classes, job.rollout.affinity, failed=context.failed("proxy"), costs=costs)
+    proxy = LLMProxy(classes, declared_classes(job), failed=context.failed("proxy"), costs=costs)
     commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
     proxy.fleet = EngineFleet(context.node, commands, proxy, silence_s=job.coordinator.silence_s)
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)

@@ -30,7 +30,7 @@ NOTHING_YET = -1
 
 
 class Generation:
-    """See the module docstring. ``environment``: its name, by which requests are routed."""
+    """See the module docstring. ``environment``: its name, by which requests are routed that are of no stream."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Generation:
         self._waiting[request.request_id] = future
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
-            add = self._added[request.request_id] = Add(request, self._hands.ref, self._environment, recorder.turns)
+            task = ticket.stream or self._environment
+            add = self._added[request.request_id] = Add(request, self._hands.ref, task, recorder.turns)
             while True:
                 await self._add(add)
                 if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD

@@ -24,6 +24,7 @@ class Ticket(msgspec.Struct, frozen=True):
     seed: int  # of this trajectory's sampling
     from_version: int = 0  # no token is sampled under an older one: its first turn waits for it at an engine
     again: int = 0  # epoch of the leader that started it once more, where the first host is gone
+    stream: str = ""  # of tasks, that it was drawn from; "": the job names none
 
     def request(self, turn: int) -> str:
         """The id of a turn's request: engines answer each one once, so whoever plays it again needs others."""

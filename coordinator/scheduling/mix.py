@@ -45,6 +45,7 @@ class Mix:
 
     def __init__(self, streams: Mapping[str, TaskStream]) -> None:
         """No streams: one of all training tasks. Raises ``ValueError`` for streams that cannot be."""
+        self._named = bool(streams)
         self._streams = dict(streams) or {EVERYTHING: TaskStream()}
         for name, stream in self._streams.items():
             _check(name, stream)
@@ -72,6 +73,10 @@ class Mix:
     def admitted(self) -> dict[str, int]:
         """Groups so far, by stream."""
         return dict(self._groups)
+
+    def named(self, name: str) -> str:
+        """A stream's name, where the job has given it one; else "", of which nobody has to hear."""
+        return name if self._named else ""
 
     def turns(self, name: str) -> int | None:
         """How many turns a stream's trajectories are expected to take, where the job says so."""

@@ -180,7 +180,10 @@ class RollingScheduler:
     def _ticket(self, group: Group, number: int) -> Ticket:
         seed = int(np.random.default_rng([self.rules.seed, number]).integers(2**31))
         temperature = self.rules.temperature
-        return Ticket(f"t{number}", group.index, group.task, "train", temperature, seed, group.from_version)
+        stream = self.mix.named(group.stream)
+        return Ticket(
+            f"t{number}", group.index, group.task, "train", temperature, seed, group.from_version, stream=stream
+        )
 
     # ---- what comes back -----------------------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ class ScriptedProxy(Actor):
         self.accepts.set()
         self.held: dict[str, Ref] = {}
         self.requests: list[GenerateRequest] = []
+        self.asked: list[tuple[str, int | None]] = []  # of these: the task, the turn
         self.aborted: list[str] = []
         self.ended: list[str] = []
         self.whole: set[str] = set()  # of these
@@ -138,6 +139,7 @@ class ScriptedProxy(Actor):
         request = message.request
         id_, ticket = request.request_id, request.trajectory
         self.requests.append(request)
+        self.asked.append((message.domain, message.turn))
         if self.faults.hits(ticket, "proxy is silent"):
             await asyncio.Event().wait()
         await self.accepts.wait()
@@ -270,10 +272,11 @@ class World:
         purpose: Any = "train",
         more: bool = False,
         from_version: int = 0,
+        stream: str = "",
     ) -> None:
         self.faults.of.update(faults or {})
         temperature = 1.0 if purpose == "train" else 0.0
-        made = [Ticket(id_, 1, 2, purpose, temperature, 100, from_version) for id_ in tickets]
+        made = [Ticket(id_, 1, 2, purpose, temperature, 100, from_version, stream=stream) for id_ in tickets]
         self.node.tell(self.host, Start(made, more))
 
     @property

@@ -102,6 +102,18 @@ def test_every_turn_asks_with_all_tokens_before_it_and_a_seed_of_its_own() -> No
     run(test())
 
 
+def test_every_turn_says_which_it_is_and_of_which_stream_of_tasks_or_else_environment() -> None:
+    async def test() -> None:
+        async with world() as made:
+            made.start("t1", stream="hard")
+            await outcome_of(made, "t1")
+            made.start("t2")
+            await outcome_of(made, "t2")
+            assert made.proxy.asked == [(task, turn) for task in ("hard", "game") for turn in range(3)]
+
+    run(test())
+
+
 def test_requests_of_the_last_turns_and_of_evaluations_are_urgent() -> None:
     async def test() -> None:
         async with world(max_turns=6) as made:

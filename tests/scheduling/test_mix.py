@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.job import JobError, convert
+from coordinator.job import JobError, convert, declared_classes
 from coordinator.scheduling.ledger import Ledger
 from coordinator.scheduling.mix import Mix, TaskStream
 from coordinator.scheduling.rolling import RollingScheduler, SchedulerState
@@ -112,6 +112,37 @@ def test_a_checkpoint_that_knows_no_streams_goes_on_with_all_tasks() -> None:
 def test_a_job_with_impossible_streams_is_refused_by_name(stream: dict[str, int], complaint: str) -> None:
     with pytest.raises(JobError, match=complaint):
         convert({"scheduling": {"mix": {"x": stream}}}, "job.yaml", [])
+
+
+def test_a_stream_with_a_name_that_affinity_reads_otherwise_is_refused() -> None:
+    for name in ("default", "advice"):
+        with pytest.raises(JobError, match=rf"scheduling\.mix\.{name}: this name means something else"):
+            convert({"scheduling": {"mix": {name: {}}}}, "job.yaml", [])
+
+
+def test_tickets_say_which_stream_they_are_of_where_the_job_has_named_any() -> None:
+    mixed = RollingScheduler(rules(alpha=1), Ledger(), Mix({"easy": TaskStream(), "hard": TaskStream(first=100)}))
+    plain = RollingScheduler(rules(alpha=1), Ledger())
+    for made in (mixed, plain):
+        made.open()
+    streams = {ticket.group: ticket.stream for ticket in started(mixed)}
+    assert [streams[group] for group in sorted(streams)][:4] == ["easy", "hard", "easy", "hard"]
+    assert {ticket.stream for ticket in started(plain)} == {""}
+
+
+def test_a_stream_has_its_own_class_or_its_environments_or_the_default() -> None:
+    def declared(affinity: dict[str, str]) -> dict[str, str]:
+        tree = {"environment": {"name": "frozenlake"}, "rollout": {"affinity": affinity}}
+        return declared_classes(convert({**tree, "scheduling": {"mix": {"easy": {}, "hard": {}}}}, "job.yaml", []))
+
+    assert declared({"hard": "H800", "frozenlake": "H20", "default": "L40S"}) == {
+        "easy": "H20",
+        "hard": "H800",
+        "frozenlake": "H20",
+        "default": "L40S",
+    }
+    assert declared({"hard": "H800", "default": "L40S"}) == {"hard": "H800", "default": "L40S"}
+    assert declared({}) == {}
 
 
 def test_credits_sum_to_nothing() -> None:
