@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from actors.core import Node, Ref
 from actors.core.leader import Leader
-from actors.env.framing import framing_for
-from actors.env.tokenizers import load_tokenizer
 from actors.telemetry import Spans, report_spans
 from actors.version import VERSION
 from bus.message import BusError
@@ -30,6 +29,7 @@ from coordinator.dispatch import Terms
 from coordinator.fate import Fate
 from coordinator.handover import Handover
 from coordinator.hostbook import HostBook
+from coordinator.job import declared_classes
 from coordinator.launch import ADDRESS_FILE, CONTROL, Launch, policy_directory
 from coordinator.launching.readiness import keep_telling, tell_ready
 from coordinator.leadership import SOLE, Authority
@@ -40,10 +40,9 @@ from coordinator.observe.progress import Progress
 from coordinator.observe.recorder import Recorder
 from coordinator.observe.rundir import RunDirectory
 from coordinator.pipeline import Peers, Pipeline
-from coordinator.resources.advisor import EngineAdvisor
 from coordinator.resources.mapper import COST_FILE, Mapper
+from coordinator.resources.mappings import mapping_of
 from coordinator.resources.rebinder import Rebinder
-from coordinator.resources.resolve import number
 from coordinator.roles import START, RoleContext
 from coordinator.scheduling.hotwatch import HotWatch
 from coordinator.scheduling.rolling import RollingScheduler
@@ -52,8 +51,6 @@ from coordinator.takeover import Led, Takeover, take_over
 from coordinator.telling import Told
 from coordinator.vigil import Vigil
 from hwprobe import encode
-from hwprobe.advice import Advisor
-from hwprobe.mapping import Declared, Learned, TaskMapping
 
 
 class Sitting(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,16 +148,17 @@ class Assembly:
     async def _look_after(self, proxy: Ref) -> None:
         """Begin to look after the engines: which class plays what, and how load is evened out between classes, and
         within one."""
-        rollout, say = self._sitting.launch.job.rollout, self._sitting.progress.note
+        job, say = self._sitting.launch.job, self._sitting.progress.note
+        rollout = job.rollout
         await self._map(proxy)
         if rollout.affinity and rollout.mapping == "declared":
-            rebinder = Rebinder(self._node, proxy, rollout.affinity, say=say)
-            self.coordinator.roster.on_moved("proxy", rebinder.follow)
+            rebinder = Rebinder(self._node, proxy, declared_classes(job), say=say)
+            self._on_proxy_moved(rebinder.follow)
             self._node.background(rebinder.run())
         if rollout.hot_spots:
             apart, authority = bool(rollout.affinity) or rollout.mapping != "declared", self._sitting.authority
             watch = HotWatch(self._node, proxy, apart=apart, say=say, authority=authority)
-            self.coordinator.roster.on_moved("proxy", watch.follow)
+            self._on_proxy_moved(watch.follow)
             self._node.background(watch.run())
 
     async def _map(self, proxy: Ref) -> None:
@@ -168,26 +166,17 @@ class Assembly:
         mapper = Mapper(
             self._node,
             proxy,
-            await self._mapping(proxy),
-            declared=job.rollout.affinity,
+            await mapping_of(job, self._node, proxy, moved=self._on_proxy_moved, warn=sitting.progress.warn),
+            declared=declared_classes(job),
             file=sitting.directory.path / COST_FILE,
             say=sitting.progress.note,
             authority=sitting.authority,
         )
-        self.coordinator.roster.on_moved("proxy", mapper.follow)
+        self._on_proxy_moved(mapper.follow)
         self._node.background(mapper.run())
 
-    async def _mapping(self, proxy: Ref) -> TaskMapping:
-        job = self._sitting.launch.job
-        if job.rollout.mapping == "declared":
-            return Declared()
-        if job.rollout.mapping == "learned":
-            return Learned()
-        framing = framing_for(load_tokenizer(job.policy))
-        advisor = EngineAdvisor(proxy, framing, number(job.rollout.max_model_len))
-        await self._node.spawn(lambda: advisor, "advisor", restarts=0)
-        self.coordinator.roster.on_moved("proxy", advisor.follow)
-        return Advisor(advisor.ask)
+    def _on_proxy_moved(self, follow: Callable[[Ref], object]) -> None:
+        self.coordinator.roster.on_moved("proxy", follow)
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""
