@@ -127,10 +127,10 @@ def main(argv: list[str] | None = None) -> int:
             if with_vllm:
                 from benchmarks.end_to_end.serving import measure as throughput  # noqa: PLC0415
 
-                measured = throughput(3 * rounds, Path(base) / "serving")
-                found["throughput_vs_bare_vllm"] = measured.vs_pair
-                found["throughput_vs_bare_vllm_in_process"] = measured.vs_direct
-                found["throughput_vs_vllm_client"] = measured.vs_client
+                shares = throughput(3 * rounds, Path(base) / "serving").shares
+                found["throughput_vs_bare_vllm"] = shares["pair"]
+                found["throughput_vs_bare_vllm_in_process"] = shares["direct"]
+                found["throughput_vs_vllm_client"] = shares["client"]
         except CommandFailed as error:
             print(error, file=sys.stderr)
             return 1

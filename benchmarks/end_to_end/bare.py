@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
 import zmq
 
 from actors.core.process import die_with_parent
-from actors.policy import write_config
+from actors.policy import Qwen3Shape, write_config
 from actors.proxy.engines import make_engine
 from actors.proxy.engines.protocol import Completion, Engine, EngineLimits, GenerateRequest
 from actors.settings import TrainSettings
@@ -34,10 +35,19 @@ if TYPE_CHECKING:
 
     from actors.trainer.backends.protocol import Backend
 
-REQUESTS = 32
-LIMITS = EngineLimits(max_sequences=REQUESTS, max_model_len=64)
-WINDOW_S = 3.0
 START_TIMEOUT_S = 300.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What all sides are given to do."""
+
+    requests: int = 32  # always under way, and the engine has as many places
+    window_s: float = 3.0
+    shape: Qwen3Shape = task.SHAPE  # with random weights
+
+    @property
+    def limits(self) -> EngineLimits:
+        return EngineLimits(max_sequences=self.requests, max_model_len=64)
 
 
 def request(index: int) -> GenerateRequest:
@@ -47,47 +57,49 @@ def request(index: int) -> GenerateRequest:
     return GenerateRequest(f"r{index}", f"r{index}", prompt, length, seed=index)
 
 
-def first_version(directory: Path) -> tuple[Manifest, Snapshot, Backend]:
+def first_version(directory: Path, shape: Qwen3Shape) -> tuple[Manifest, Snapshot, Backend]:
     """Random weights as version 0."""
-    write_config(task.SHAPE, directory)
+    write_config(shape, directory)
     backend = make_backend(directory, seed=0, settings=TrainSettings(), dtype="float32", from_scratch=True)
     snapshot = Snapshot(backend.export())
-    tokens = canary(task.SHAPE.vocab_size, 0)
+    tokens = canary(shape.vocab_size, 0)
     return Manifest(0, "float32", snapshot.facts, tokens, backend.score(tokens)), snapshot, backend
 
 
-def loaded(directory: Path) -> Engine:
+def loaded(directory: Path, load: Load) -> Engine:
     """An engine with weights, in this process."""
-    _, _, backend = first_version(directory)
+    _, _, backend = first_version(directory, load.shape)
+    limits = load.limits
     engine = make_engine(
-        "vllm", directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32"
+        "vllm", directory, max_sequences=limits.max_sequences, max_model_len=limits.max_model_len, dtype="float32"
     )
     engine.load_weights(0, backend.export())
     return engine
 
 
-def direct(directory: Path) -> None:
+def direct(directory: Path, load: Load) -> None:
     """The engine in this process, in a loop of its own."""
-    drive(loaded(directory))
+    drive(loaded(directory, load), load)
 
 
-def pair(directory: Path) -> None:
+def pair(directory: Path, load: Load) -> None:
     """The engine in another process, in a loop of its own."""
     socket = zmq.Context().socket(zmq.PAIR)
     socket.rcvtimeo = int(START_TIMEOUT_S * 1000)
     endpoint = f"ipc://{directory}/pair"
     socket.bind(endpoint)
-    subprocess.Popen([sys.executable, "-m", "benchmarks.end_to_end.serving", "engine", str(directory)])
+    words = [sys.executable, "-m", "benchmarks.end_to_end.serving", "engine", str(directory)]
+    subprocess.Popen([*words, msgspec.json.encode(load).decode()])
     if not socket.poll(int(START_TIMEOUT_S * 1000)):
         raise RuntimeError(f"the engine process was not ready within {START_TIMEOUT_S:g} s")
     socket.recv()  # "ready"
-    drive(Distant(socket))
+    drive(Distant(socket), load)
 
 
-def engine(directory: Path) -> None:
+def engine(directory: Path, load: Load) -> None:
     """The other process of ``pair``: take what has come, make a step, send what it finished."""
     die_with_parent()
-    bare = loaded(directory)
+    bare = loaded(directory, load)
     socket = zmq.Context().socket(zmq.PAIR)
     socket.connect(f"ipc://{directory}/pair")
     socket.send(b"ready")
@@ -121,7 +133,7 @@ class Distant:
         return self._unfinished
 
 
-def client(directory: Path) -> None:
+def client(directory: Path, load: Load) -> None:
     """vLLM's core in another process, driven from a loop of this one."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from actors.proxy.engines.vllm_engine import VllmEngine  # noqa: PLC0415  (reads the environment)
@@ -133,11 +145,12 @@ def client(directory: Path) -> None:
             self._version = version
             return {}
 
-    write_config(task.SHAPE, directory)
-    engine = Client(directory, max_sequences=LIMITS.max_sequences, max_model_len=LIMITS.max_model_len, dtype="float32")
+    write_config(load.shape, directory)
+    limits = load.limits
+    engine = Client(directory, max_sequences=limits.max_sequences, max_model_len=limits.max_model_len, dtype="float32")
     engine.load_weights(0, ())
     try:
-        drive(engine)
+        drive(engine, load)
     finally:
         engine.close()
 
@@ -152,16 +165,16 @@ class Drivable(Protocol):
     def unfinished(self) -> int: ...
 
 
-def drive(engine: Drivable) -> None:
+def drive(engine: Drivable, load: Load) -> None:
     """One window a line, by the rules of ``Asker``: it begins with the first answer, and what is under way when it
     ends is finished before the other sides' windows."""
     added = 0
     for _ in sys.stdin:
-        while engine.unfinished() < REQUESTS:
+        while engine.unfinished() < load.requests:
             engine.add(request(added))
             added += 1
         start, tokens = 0.0, 0
-        while not start or time.perf_counter() - start < WINDOW_S:
+        while not start or time.perf_counter() - start < load.window_s:
             completions = engine.step()
             if start:
                 tokens += sum(len(completion.tokens) for completion in completions)

@@ -11,11 +11,11 @@
 Invariant: all are the same class with the same settings and requests, the engine has one thread to compute with, and
 they take turns: while one is measured the others have nothing under way and wait for a line on standard input.
 
-    python -m benchmarks.end_to_end.serving proxy|client|pair|direct DIRECTORY    (``measure`` starts them)
+    python -m benchmarks.end_to_end.serving proxy|client|pair|direct DIRECTORY LOAD    (``measure`` starts them)
 
-A side answers every line with one window's tokens per second of wall time. 32 requests are always under way: whenever
-one is answered the next is added. The client's core keeps its random weights, which cost the same; every completion
-has a given length, whatever the tokens.
+A side answers every line with one window's tokens per second of wall time. The same number of requests is always under
+way (``bare.Load``): whenever one is answered the next is added. The client's core keeps its random weights, which cost
+the same; every completion has a given length, whatever the tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,29 +45,25 @@ from actors.weightsync.messages import Publish, Published
 from actors.weightsync.publisher import WeightPublisher
 from actors.weightsync.sync import WeightSync
 from benchmarks.end_to_end import bare
-from benchmarks.end_to_end.bare import LIMITS, REQUESTS, START_TIMEOUT_S, WINDOW_S, first_version, request, tell
+from benchmarks.end_to_end.bare import START_TIMEOUT_S, Load, first_version, request, tell
 
 ROOT = Path(__file__).resolve().parents[2]
-SIDES = ("proxy", "client", "pair", "direct")
 
 
 class Throughput(msgspec.Struct, frozen=True):
     """Medians over the rounds of windows."""
 
-    proxy: float  # tokens per second
-    client: float
-    pair: float
-    direct: float
-    vs_client: float  # the proxy's share of the client's in one round
-    vs_pair: float  # its share of what the same number of processes does bare
-    vs_direct: float  # its share of what one process does without any message
+    rates: dict[str, float]  # side -> tokens per second
+    shares: dict[str, float]  # side -> the proxy's share of it in one round: "pair" has the same number of processes
     rounds: int
 
 
-def measure(rounds: int, directory: Path) -> Throughput:
-    """Start all sides and let them take turns."""
+def measure(
+    rounds: int, directory: Path, load: Load | None = None, names: Sequence[str] = ("proxy", "client", "pair", "direct")
+) -> Throughput:
+    """Start these sides and let them take turns."""
     directory.mkdir(parents=True, exist_ok=True)
-    sides = {name: _Side(name, directory / name) for name in SIDES}
+    sides = {name: _Side(name, directory / name, load or Load()) for name in names}
     try:
         for side in sides.values():
             side.window()  # caches, lazy initialisation
@@ -75,20 +71,21 @@ def measure(rounds: int, directory: Path) -> Throughput:
     finally:
         for side in sides.values():
             side.close()
-    median = {name: statistics.median(rate[name] for rate in rates) for name in SIDES}
-    share = {name: statistics.median(rate["proxy"] / rate[name] for rate in rates) for name in SIDES}
     return Throughput(
-        **median, vs_client=share["client"], vs_pair=share["pair"], vs_direct=share["direct"], rounds=rounds
+        rates={name: statistics.median(rate[name] for rate in rates) for name in sides},
+        shares={name: statistics.median(rate["proxy"] / rate[name] for rate in rates) for name in sides},
+        rounds=rounds,
     )
 
 
 class _Side:
     """A measured process, from outside."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, load: Load) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "output.log"
         words = [sys.executable, "-m", "benchmarks.end_to_end.serving", name, str(directory)]
+        words.append(msgspec.json.encode(load).decode())
         settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with self._log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -126,8 +123,9 @@ class _Side:
 class Asker(Actor):
     """Keeps the proxy busy as an env host does: every ADD is asked, every end is told."""
 
-    def __init__(self, proxy: Ref) -> None:
+    def __init__(self, proxy: Ref, requests: int) -> None:
         self._proxy = proxy
+        self._requests = requests  # to be under way
         self._added = 0
         self.tokens = 0
         self.open = False
@@ -136,8 +134,8 @@ class Asker(Actor):
         self.idle = asyncio.Event()  # nothing is under way any more
 
     async def more(self) -> None:
-        """Bring the number of requests to ``REQUESTS``."""
-        while self.open and self.under_way < REQUESTS:
+        """Bring the number of requests to what it is to be."""
+        while self.open and self.under_way < self._requests:
             add = Add(request(self._added), self.ref)
             self._added += 1
             self.under_way += 1
@@ -158,9 +156,9 @@ class Asker(Actor):
             self.idle.set()
 
 
-async def proxied(directory: Path) -> None:
+async def proxied(directory: Path, load: Load) -> None:
     """The engine in a process of its own behind the proxy of this one, with weights that came as they always do."""
-    manifest, snapshot, _ = first_version(directory)
+    manifest, snapshot, _ = first_version(directory, load.shape)
     lines: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     threading.Thread(target=_read_lines, args=(loop, lines.put_nowait), daemon=True).start()
@@ -170,7 +168,7 @@ async def proxied(directory: Path) -> None:
             "kind": "vllm",
             "policy_directory": str(directory),
             "dtype": "float32",
-            "limits": msgspec.to_builtins(LIMITS),
+            "limits": msgspec.to_builtins(load.limits),
             "seed": 0,
         }
         spec = ChildSpec("engine-0", "benchmark", node.address, str(directory / "logs"), settings)
@@ -182,7 +180,7 @@ async def proxied(directory: Path) -> None:
         proxy.introduce(sync)
         publisher.publish(manifest, snapshot)
         await proxy.fleet.start()
-        asker = Asker(gateway)
+        asker = Asker(gateway, load.requests)
         await node.spawn(lambda: asker, "asker", restarts=0)
         await node.ask(sync, Publish(manifest, source), Published, timeout_s=START_TIMEOUT_S)
         while await lines.get():
@@ -192,7 +190,7 @@ async def proxied(directory: Path) -> None:
             await asker.more()
             await asyncio.wait_for(asker.answered.wait(), START_TIMEOUT_S)
             before, start = asker.tokens, time.perf_counter()
-            await asyncio.sleep(WINDOW_S)
+            await asyncio.sleep(load.window_s)
             rate = (asker.tokens - before) / (time.perf_counter() - start)
             asker.open = False
             await asyncio.wait_for(asker.idle.wait(), START_TIMEOUT_S)
@@ -209,8 +207,8 @@ def _raise(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    side, place = sys.argv[1], Path(sys.argv[2])
+    side, place, given = sys.argv[1], Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Load)
     if side == "proxy":
-        asyncio.run(proxied(place))
+        asyncio.run(proxied(place, given))
     else:
-        {"client": bare.client, "pair": bare.pair, "engine": bare.engine, "direct": bare.direct}[side](place)
+        {"client": bare.client, "pair": bare.pair, "engine": bare.engine, "direct": bare.direct}[side](place, given)

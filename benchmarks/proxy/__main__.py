@@ -18,9 +18,13 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 
+from benchmarks.proxy import commands, throughput
 from benchmarks.proxy.reading import NotMeasurable, Reading
 
-PARTS: Mapping[str, Callable[[bool], Reading]] = {}
+PARTS: Mapping[str, Callable[[bool], Reading]] = {
+    "commands": commands.measure,
+    "throughput": throughput.measure,
+}
 """Name -> what measures it; True: quickly."""
 
 TARGETS: Mapping[str, str] = {
