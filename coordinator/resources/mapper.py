@@ -6,7 +6,8 @@ Invariant: the decision is the mapping's alone, from the cost model that the pro
 the proxy keeps it, and a person can take it back (``UndoMapping``), after which nothing is ordered for a while. A proxy
 that does not answer costs one look. A proxy's successor is told, before anything is asked or ordered there, what the
 one before knew and was ordered when it was last looked at. What the model knows is kept in the run directory
-(``cost.json``), for the planner and for a run that goes on.
+(``cost.json``), for the planner and for a run that goes on: every ``KEEP_EVERY_S``, and as the last look found it once
+the run ends, however it ends.
 """
 
 from __future__ import annotations
@@ -57,6 +58,13 @@ class Mapper(Looking):
         self._last: tuple[CostsState, float] | None = None  # what the proxy said, and when
         self._legacy: tuple[CostsState, float] | None = None  # likewise the one before, until its successor has it
 
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:  # by cancellation: the end of the run
+            if self._last is not None:
+                self._write(self._last[0].state)
+
     def follow(self, proxy: Ref) -> None:
         """Another one from now on, which begins with what this one has said last."""
         super().follow(proxy)
@@ -100,9 +108,13 @@ class Mapper(Looking):
         now = asyncio.get_running_loop().time()
         if self._kept_at is None:
             self._kept_at = now
-        if now - self._kept_at < KEEP_EVERY_S or not state.tasks:
+        if now - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = now
+            self._write(state)
+
+    def _write(self, state: CostState) -> None:
+        if not state.tasks:
             return
-        self._kept_at = now
         try:
             replace_file(self._file, encode_state(state))
         except OSError as error:

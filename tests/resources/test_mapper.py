@@ -184,6 +184,29 @@ def test_a_run_that_goes_on_knows_what_it_had_measured(tmp_path: Path) -> None:
     assert known_costs(tmp_path, tmp_path, "float32", ["CPU"]).model == ModelSize()
 
 
+def test_a_run_that_ends_before_the_first_twenty_seconds_leaves_what_it_measured(tmp_path: Path) -> None:
+    file = tmp_path / COST_FILE
+
+    async def story() -> CostsState:
+        async with town(CLASSES) as made:
+            for name in CLASSES:
+                await made.serve(name)
+            begin(made, games=2, math=2)
+            looking = made.node.background(mapper(made, Learned(), file, []).run())
+            await asyncio.sleep(12.0)
+            assert not file.exists()
+            known = await described(made)
+            looking.cancel()  # as the node's end does
+            await asyncio.wait([looking])
+            return known
+
+    known = run(story())
+    kept = decode_state(file.read_bytes(), "kept")
+    assert set(kept.tasks) == set(known.state.tasks) == {"games", "math"}
+    assert kept.tasks["math"].response == pytest.approx(MATH.response)
+    assert kept.tasks["games"].response == pytest.approx(GAMES.response)
+
+
 def test_a_job_says_who_decides() -> None:
     assert convert({}, "job", []).rollout.mapping == "declared"
     assert convert({}, "job", ["rollout.mapping=learned"]).rollout.mapping == "learned"
