@@ -4,13 +4,15 @@ import fcntl
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from hwprobe.doctor import Examined, Unable, interfaces
+from hwprobe.doctor import Examined, Finding, Unable, interfaces
 from hwprobe.doctor.ring import Ring, read_ring
+from tests.doctor.cards import Card, Host, cards, why_not
 from tests.hwprobe.trees import loopback_files, nic_files, write
 from tests.support.namespaces import IFF_NO_PI, IFF_TUN, TUN, TUNSETIFF
 
@@ -84,28 +86,52 @@ def test_frames_that_cannot_be_sent_are_an_error(tmp_path: Path) -> None:
     assert "tx_carrier_errors 40" in finding.evidence
 
 
-def test_a_card_slower_than_its_twin_is_found(tmp_path: Path) -> None:
-    card = {"device/device": "0x1021"}
-    sysfs = tree(
-        tmp_path, eth0=card, eth1={**card, "speed": "10000"}, eth2={"device/device": "0x0001", "speed": "1000"}
-    )
-    (finding,) = look(sysfs).findings
-    assert (finding.subject, finding.evidence) == (
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A healthy one, with three cards."""
+    if why := why_not():
+        pytest.skip(why)
+    other_kind = Card("eth2", speed=1000, mtu=1500, model="0x0001")
+    with cards(Card("eth0"), Card("eth1"), other_kind) as made:
+        assert found_on(made) == []
+        yield made
+
+
+def found_on(host: Host) -> list[Finding]:
+    return host.doctor("--only", "interfaces")
+
+
+def test_a_card_slower_than_its_twin_is_found(host: Host) -> None:
+    host.set(Card("eth1", speed=10_000))
+    (finding,) = found_on(host)
+    assert (finding.severity, finding.subject, finding.evidence) == (
+        "warning",
         "eth1",
         "10 Gbit/s, while eth0, the same card, runs at 25 Gbit/s",
     )
+    assert finding.remedy.startswith("compare ethtool eth1 with ethtool eth0")
+    host.set(Card("eth1"))
+    assert found_on(host) == []
 
 
-def test_half_duplex_is_found(tmp_path: Path) -> None:
-    (finding,) = look(tree(tmp_path, eth0={"duplex": "half", "speed": "100"})).findings
-    assert finding.remedy.startswith("ethtool -s eth0 autoneg on")
+def test_half_duplex_is_found(host: Host) -> None:
+    slow = Card("eth2", speed=100, duplex="half", mtu=1500, model="0x0001")
+    host.set(slow)
+    (finding,) = found_on(host)
+    assert (finding.subject, finding.evidence) == ("eth2", "expected full duplex, found half at 0.1 Gbit/s")
+    assert finding.remedy.startswith("ethtool -s eth2 autoneg on")
+    host.set(slow._replace(duplex="full"))
+    assert found_on(host) == []
 
 
-def test_a_fast_card_with_small_frames_is_found(tmp_path: Path) -> None:
-    slow = {"mtu": "1500", "speed": "1000", "device/device": "0x2"}
-    (finding,) = look(tree(tmp_path, eth0={"mtu": "1500"}, eth1=slow)).findings
+def test_a_fast_card_with_small_frames_is_found_and_the_remedy_helps(host: Host) -> None:
+    host.set(Card("eth0", mtu=1500))
+    (finding,) = found_on(host)
     assert finding.evidence == "expected an MTU of 9000 at 25 Gbit/s, found 1500"
-    assert finding.remedy.startswith("ip link set dev eth0 mtu 9000")
+    remedy = "ip link set dev eth0 mtu 9000"
+    assert finding.remedy.startswith(remedy)
+    subprocess.run(["ip", "-n", host.name, *remedy.split()[1:]], check=True)
+    assert found_on(host) == []
 
 
 def test_a_driver_without_rings_tells_of_none() -> None:
