@@ -29,6 +29,7 @@ from hwprobe.doctor import (
     packages,
     paths,
     ports,
+    traffic,
     windows,
 )
 from hwprobe.doctor.peers import Peer, way_to
@@ -62,6 +63,7 @@ def checks(wanted: Wanted) -> list[Check]:
     net, there = "the network", "the other host"
     return [
         Check("interfaces", "network interfaces", interfaces.look, 10.0),
+        Check("traffic", "this host's traffic at this moment", traffic.look, 10.0),
         Check("mtu", "packet sizes on the way to other hosts", lambda: paths.look_mtu(peers), 60.0 * many, net),
         Check("loss", "packets on the way to other hosts", lambda: paths.look_loss(peers), 20.0 * many, net),
         Check("reach", "what listens at other hosts", lambda: paths.look_ports(peers), 10.0 * many, net),
