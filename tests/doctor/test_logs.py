@@ -1,4 +1,14 @@
-"""Logs of Mooncake and output of nccl-tests, as their users have published them."""
+"""Logs of Mooncake, and output of nccl-tests.
+
+Over TCP the logs are real: ``mooncake/*.txt`` is what the engine that writes had to say
+(mooncake-transfer-engine-non-cuda 0.3.13.post1, between two network namespaces, 8 MiB a transfer). In ``healthy``
+nothing went wrong; in ``cut`` every packet was lost from some moment on; in ``gone`` the peer's process was killed.
+``test_mooncake`` makes such logs anew.
+
+Over RDMA, which takes an adapter, they are lines that users have published (issues 397, 507, 1088 and 1450 of
+github.com/kvcache-ai/Mooncake). What nccl-tests print is taken from their documentation (github.com/NVIDIA/nccl-tests,
+README.md and doc/PERFORMANCE.md): it takes two GPUs to make it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +19,7 @@ import pytest
 
 from hwprobe.doctor import Unable, mooncake, nccl
 
+REAL = Path(__file__).with_name("mooncake")
 SLICE = (
     "E0603 20:16:59.104586 27322 worker_pool.cpp:271] Worker: Process failed for slice (opcode: 1, source_addr: "
     "0x7f20fe0f1680, length: 65536, dest_addr: 0x7f3d820f3a80, local_nic: mlx5_7, peer_nic: {peer}@mlx5_0, dest_rkey: "
@@ -33,7 +44,7 @@ def test_a_log_without_trouble_is_healthy(tmp_path: Path) -> None:
     )
     examined = mooncake.look([log(tmp_path, ORDINARY, chatter)])
     assert examined.findings == []
-    assert examined.notes == ["1 logs: 0 slices failed, 0 retries"]
+    assert examined.notes == ["1 log: 0 slices failed, 0 retries"]
 
 
 def test_retransmissions_are_counted_for_each_pair_of_cards(tmp_path: Path) -> None:
@@ -59,6 +70,27 @@ def test_other_failures_are_not_taken_for_retransmissions(tmp_path: Path) -> Non
 def test_transfers_that_were_begun_again_are_found(tmp_path: Path) -> None:
     (finding,) = mooncake.look([log(tmp_path, AGAIN, AGAIN, OVER)]).findings
     assert finding.evidence == "2 were begun again, 1 given up after their time"
+
+
+def test_what_a_healthy_engine_logs_over_tcp_is_no_finding() -> None:
+    examined = mooncake.look([REAL / "healthy.txt"])  # with two warnings and an error, which every engine begins with
+    assert examined.findings == []
+
+
+def test_a_way_that_carries_nothing_any_longer_is_told_from_a_peer_that_is_gone() -> None:
+    still, given_up = sorted(mooncake.look([REAL / "cut.txt"]).findings, key=lambda finding: finding.subject)
+    assert (still.severity, still.subject, still.evidence) == (
+        "error",
+        "TCP connections",
+        "4 stood still for 30 s and were closed",
+    )
+    assert "loss, mtu" in still.remedy
+    assert given_up.evidence == "0 were begun again, 1 given up after their time"
+    refused, broken = sorted(mooncake.look([REAL / "gone.txt"]).findings, key=lambda finding: finding.subject)
+    assert (refused.severity, refused.subject) == ("error", "10.208.40.2:15565")
+    assert refused.evidence == "16 connections to 10.208.40.2:15565 failed, the last: Connection refused"
+    assert "--peer tcp://10.208.40.2:15565" in refused.remedy
+    assert (broken.severity, broken.evidence) == ("warning", "4 ended within a transfer: Connection reset by peer")
 
 
 def test_without_logs_there_is_nothing_to_read() -> None:
