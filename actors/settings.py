@@ -5,13 +5,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every section: unknown keys and wrong types are errors that name their path."""
+
+
+class AgentSettings(Settings, frozen=True):
+    """How agents are played that speak OpenAI's API (``actors.env.agents``)."""
+
+    host: str = "127.0.0.1"  # where their endpoint listens; it is plain HTTP, for whoever can reach it and has a key
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # 0 is any
+    timeout_s: float = 600.0  # deadline of one session, from its start to the agent's result
+    tool_calls: Literal["hermes", "line"] = "hermes"  # how the policy writes them (actors.env.agents.tool_calls)
+    ignore: tuple[str, ...] = ()  # parameters that agents may send and that then change nothing, such as temperature
 
 
 class EnvironmentSettings(Settings, frozen=True):
@@ -23,6 +33,7 @@ class EnvironmentSettings(Settings, frozen=True):
     workers: int | Literal["auto"] = "auto"  # processes that run environment code
     concurrent: int | Literal["auto"] = "auto"  # trajectories running at once
     step_timeout_s: float = 30.0  # deadline of one reset or step
+    agent: AgentSettings | None = None  # set: ``name`` is an agent that asks an endpoint, and turns are what it asks
 
 
 class RewardSettings(Settings, frozen=True):

@@ -52,4 +52,6 @@ class Evaluation:
 
     def _timeout_s(self) -> float:
         environment, rollout = self._job.environment, self._job.rollout
+        if environment.agent is not None:
+            return environment.agent.timeout_s + rollout.turn_timeout_s
         return (environment.max_turns + 1) * (environment.step_timeout_s + rollout.turn_timeout_s)

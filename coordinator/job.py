@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,15 @@ import yaml
 
 from actors.policy import Policy, Qwen3Shape
 from actors.proxy.messages import ADVICE
-from actors.settings import EnvironmentSettings, RewardSettings, RolloutSettings, Settings, SftSettings, TrainSettings
+from actors.settings import (
+    AgentSettings,
+    EnvironmentSettings,
+    RewardSettings,
+    RolloutSettings,
+    Settings,
+    SftSettings,
+    TrainSettings,
+)
 from coordinator.metadata.credentials import CredentialsError, read_credentials
 from coordinator.metadata.spec import parse_spec
 from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
@@ -177,6 +186,8 @@ def check(job: Job) -> None:
     elif not (Path(job.policy.path) / "config.json").is_file():
         raise JobError(f"policy.path: {job.policy.path} is not a model directory (no config.json there){_hint(job)}")
     _check_store(job.coordinator)
+    if job.environment.agent is not None:
+        _check_agent(job.environment.agent, trusted=job.coordinator.trusted_network)
     try:
         check_settings(job.trackers)
     except TrackersUnusable as error:
@@ -191,6 +202,20 @@ def _check_mix(job: Job) -> None:
     taken = sorted({"default", ADVICE} & set(job.scheduling.mix))
     if taken:
         raise JobError(f"scheduling.mix.{taken[0]}: this name means something else to rollout.affinity; choose another")
+
+
+def _check_agent(agent: AgentSettings, *, trusted: bool) -> None:
+    if not 0 < agent.timeout_s < math.inf:
+        raise JobError(f"environment.agent.timeout_s: expected a number above 0, found {agent.timeout_s}")
+    try:
+        loopback = agent.host == "localhost" or ip_address(agent.host).is_loopback
+    except ValueError:
+        raise JobError(f"environment.agent.host: expected an IP address or localhost, found {agent.host!r}") from None
+    if not loopback and not trusted:
+        raise JobError(
+            f"environment.agent.host: {agent.host} is beyond loopback, where keys and prompts travel unencrypted: set "
+            "coordinator.trusted_network to true if nobody else is there, or put a TLS proxy before 127.0.0.1"
+        )
 
 
 def _hint(job: Job) -> str:

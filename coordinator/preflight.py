@@ -10,11 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
+from actors.env.agents.bench import AgentBench
+from actors.env.agents.conversation import Renderer
 from actors.env.catalogue import EnvironmentUnavailable
 from actors.env.framing import ActionNotOneToken, Framing, framing_for
 from actors.env.protocol import evaluation_task
@@ -23,6 +26,7 @@ from actors.env.tokenizers import TokenizerError, load_tokenizer
 from actors.env.workbench import EnvironmentFailed, Workbench
 from actors.policy import PolicyError
 from actors.reward.functions import RewardFailed, RewardUnavailable
+from actors.settings import AgentSettings
 from actors.weight_files import check_weight_files
 from coordinator.job import Job, JobError
 from coordinator.observe.tracking.settings import TrackersUnusable, check_installed
@@ -34,6 +38,9 @@ T = TypeVar("T")
 def check_job(job: Job, job_directory: Path) -> None:
     """Raises ``JobError`` naming the setting."""
     framing = check_policy(job)
+    if job.environment.agent is not None:
+        check_agent(job, job.environment.agent, job_directory)
+        return
     opening = _within(
         job.environment.step_timeout_s,
         f"environment.name: {job.environment.name}: importing it, making one, its first reset and step and the reward",
@@ -45,6 +52,22 @@ def check_job(job: Job, job_directory: Path) -> None:
             f"rollout.max_model_len: the first prompt alone has {opening} tokens; with "
             f"{job.rollout.max_tokens_per_turn} more the limit of {limit} is exceeded"
         )
+
+
+def check_agent(job: Job, settings: AgentSettings, job_directory: Path) -> None:
+    """The part of it that concerns an agent, which is made and not run: it needs an endpoint. Raises ``JobError``."""
+    name = job.environment.name
+    Renderer(load_tokenizer(job.policy), settings.tool_calls)
+    try:
+        _within(
+            job.environment.step_timeout_s,
+            f"environment.name: {name}: importing it and making one",
+            lambda: AgentBench(job.environment, job_directory, job.reward),
+        )
+    except (RewardUnavailable, EnvironmentUnavailable) as error:
+        raise JobError(str(error)) from None
+    if find_spec("aiohttp") is None:
+        raise JobError("environment.agent: the endpoint needs aiohttp, which is not installed here")
 
 
 def check_policy(job: Job) -> Framing:

@@ -17,10 +17,13 @@ from actors.core import Node, Ref
 from actors.core.hosting import ChildSpec
 from actors.core.leader import Leader
 from actors.core.pool import WorkerPool
+from actors.env.agents.conversation import Renderer
+from actors.env.agents.play import Endpoint, Sessions
+from actors.env.agents.session import Rules
 from actors.env.framing import framing_for
 from actors.env.manager import EnvHost
 from actors.env.peers import Peers
-from actors.env.tokenizers import load_tokenizer
+from actors.env.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
 from actors.proxy.engines.protocol import EngineLimits
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.proxy import LLMProxy
@@ -203,7 +206,7 @@ async def start_reward(context: RoleContext) -> None:
 async def start_env(context: RoleContext) -> None:
     """An env host and its pool of workers."""
     job = context.job
-    framing = framing_for(load_tokenizer(job.policy))
+    tokenizer = load_tokenizer(job.policy)
     pool = await _worker_pool(context, "env-worker", "env-pool", "env")
     peers = Peers(
         coordinator=context.leader,
@@ -211,17 +214,38 @@ async def start_env(context: RoleContext) -> None:
         reward=await context.office("reward"),
         store=await context.office("trainer"),
     )
+    sessions, endpoint = _agents(job, tokenizer)
     host = EnvHost(
         job.environment,
         job.rollout,
         concurrent=number(job.environment.concurrent),
         reward_timeout_s=job.reward.timeout_s,
-        framing=framing,
+        framing=framing_for(tokenizer),
         pool=pool,
         peers=peers,
+        sessions=sessions,
+        endpoint=endpoint,
     )
     ref = await context.node.spawn(lambda: host, "env", restarts=0)
     await context.announce("env", ref, places=number(job.environment.concurrent))
+
+
+def _agents(job: Job, tokenizer: ByteTokenizer | HuggingFaceTokenizer) -> tuple[Sessions, Endpoint] | tuple[None, None]:
+    """What agents ask, where the job's environment is one."""
+    settings = job.environment.agent
+    if settings is None:
+        return None, None
+    from actors.env.agents.server import HttpEndpoint  # noqa: PLC0415 (a library that no other job needs)
+
+    rules = Rules(
+        model=job.name,
+        temperature=job.rollout.temperature,
+        max_turns=job.environment.max_turns,
+        max_tokens=job.rollout.max_tokens_per_turn,
+        max_model_len=number(job.rollout.max_model_len),
+        vocabulary=policy_facts(job).vocab_size,
+    )
+    return Sessions(settings, rules, Renderer(tokenizer, settings.tool_calls)), HttpEndpoint()
 
 
 async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) -> WorkerPool:

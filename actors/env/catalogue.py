@@ -34,8 +34,8 @@ class EnvironmentUnavailable(ValueError):
 
 def make_environment(settings: EnvironmentSettings, base: Path) -> Environment:
     """A fresh instance; ``base`` is the job file's directory. Raises ``EnvironmentUnavailable``."""
-    factory = _factory(settings.name, base)
-    options = _checked_options(settings.name, factory, settings.options)
+    factory = load_factory(settings.name, base)
+    options = checked_options(settings.name, factory, settings.options)
     try:
         environment: object = factory(**options)
     except UserError as error:
@@ -54,7 +54,8 @@ def make_environment(settings: EnvironmentSettings, base: Path) -> Environment:
     return made
 
 
-def _factory(name: str, base: Path) -> Callable[..., object]:
+def load_factory(name: str, base: Path) -> Callable[..., object]:
+    """What a job names, without calling it. Raises ``EnvironmentUnavailable``."""
     path = name if is_import_path(name) else CATALOGUE.get(name)
     if path is None:
         raise EnvironmentUnavailable(
@@ -72,16 +73,19 @@ def _factory(name: str, base: Path) -> Callable[..., object]:
     return cast(Callable[..., object], factory)
 
 
-def _checked_options(name: str, factory: Callable[..., object], options: dict[str, Any]) -> dict[str, Any]:
-    """The options, converted to the types that the constructor's annotations ask for."""
+def checked_options(
+    name: str, factory: Callable[..., object], options: dict[str, Any], before: tuple[Any, ...] = ()
+) -> dict[str, Any]:
+    """The options, converted to the types that the constructor's annotations ask for; ``before`` goes before them.
+    Raises ``EnvironmentUnavailable``."""
     try:
         signature = inspect.signature(factory)
     except ValueError:  # a few C classes tell nothing about themselves
         return options
     try:
-        signature.bind(**options)
+        signature.bind(*before, **options)
     except TypeError as error:
-        takes = ", ".join(signature.parameters) or "none"
+        takes = ", ".join(list(signature.parameters)[len(before) :]) or "none"
         raise EnvironmentUnavailable(f"environment.options: {name}: {error} (it takes: {takes})") from None
     hints = _annotations(factory)
     return {key: _converted(key, value, hints.get(key, Any)) for key, value in options.items()}

@@ -38,16 +38,27 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """The conversation as one text. Raises ``TemplateRefusal``."""
+        plain = [{"role": role, "content": content} for role, content in messages]
+        return self.render_chat(plain, None, add_generation_prompt=add_generation_prompt)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The same for messages and tools in transformers' format (a call's arguments are an object, no text)."""
         try:
             return self._template.render(
-                messages=[{"role": role, "content": content} for role, content in messages],
-                tools=None,
+                messages=messages,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            roles = ", ".join(role for role, _ in messages)
+            roles = ", ".join(str(message["role"]) for message in messages)
             raise TemplateRefusal(f"the chat template refused the roles [{roles}]: {error}") from None
 
 

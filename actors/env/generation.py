@@ -84,10 +84,15 @@ class Generation:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    async def generate(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> Completion:
-        """The next turn of a trajectory, of these tokens where there are any. Raises ``Lost``, ``BusError``."""
+    async def generate(
+        self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool, max_tokens: int | None = None
+    ) -> Completion:
+        """The next turn of a trajectory, of these tokens where there are any. ``max_tokens``: None is one of the
+        allowed tokens, or as many as the job says. Raises ``Lost``, ``BusError``."""
         ticket, recorder = episode.ticket, episode.recorder
-        request = self._request(episode, allowed, urgent=urgent)
+        if max_tokens is None:
+            max_tokens = 1 if allowed is not None else self._rollout.max_tokens_per_turn
+        request = self._request(episode, allowed, max_tokens, urgent=urgent)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         episode.interrupt = lambda: self._abort(request.request_id)
@@ -120,16 +125,18 @@ class Generation:
             self._waiting.pop(request.request_id, None)
             self._added.pop(request.request_id, None)
 
-    def _request(self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool) -> GenerateRequest:
+    def _request(
+        self, episode: Episode, allowed: tuple[int, ...] | None, max_tokens: int, *, urgent: bool
+    ) -> GenerateRequest:
         ticket, recorder = episode.ticket, episode.recorder
         return GenerateRequest(
             request_id=ticket.request(recorder.turns),
             trajectory=ticket.id,
             prompt=recorder.prompt(),
-            max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn,
+            max_tokens=max_tokens,
             temperature=ticket.temperature,
             allowed_token_ids=allowed,
-            stop_token_ids=() if allowed is not None else tuple(self._framing.tokenizer.eos_ids),
+            stop_token_ids=() if allowed is not None and max_tokens == 1 else tuple(self._framing.tokenizer.eos_ids),
             seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
             urgent=urgent,
             from_version=ticket.from_version,

@@ -20,11 +20,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from actors.core import Actor, Ref, handler
+from actors.env.agents.play import Agents, Endpoint, Sessions
 from actors.env.episode import Episode, Lost
 from actors.env.framing import ActionNotOneToken, Framing
 from actors.env.generation import Generation
@@ -48,7 +49,7 @@ from actors.env.messages import (
     Ticket,
     TicketsHere,
 )
-from actors.env.peers import Peers
+from actors.env.peers import Peers, Workers
 from actors.env.protocol import Observation
 from actors.env.settling import Settling
 from actors.env.urgency import is_urgent, turns_left
@@ -71,16 +72,6 @@ HANGING_SHARE = 0.5
 """A worker hangs if a call passed its deadline and no other was answered for this share of it."""
 
 
-class Workers(Protocol):
-    """The processes that run environments; see ``actors.core.pool.WorkerPool``."""
-
-    def pick(self) -> str: ...
-
-    async def worker(self, name: str) -> Ref: ...
-
-    def kill(self, name: str) -> None: ...
-
-
 class EnvHost(Actor):
     """Runs many EnvManagers; see the module docstring."""
 
@@ -94,7 +85,10 @@ class EnvHost(Actor):
         framing: Framing,
         pool: Workers,
         peers: Peers,
+        sessions: Sessions | None = None,
+        endpoint: Endpoint | None = None,
     ) -> None:
+        """``sessions`` and ``endpoint``: of agents, where the job's environment is one."""
         self._environment = environment
         self._framing = framing
         self._pool = pool
@@ -111,10 +105,28 @@ class EnvHost(Actor):
             self, peers, rollout, environment=environment.name, framing=framing, counters=self._counters
         )
         self._settling = Settling(self, peers, reward_timeout_s=reward_timeout_s, check=self._check)
+        self._agents: Agents | None = None
+        if sessions is not None and endpoint is not None:
+            self._agents = Agents(
+                self,
+                peers,
+                pool,
+                sessions,
+                endpoint,
+                generate=self._generation.generate,
+                check=self._check,
+                counters=self._counters,
+            )
         self._more_wait = False
         self._left: list[str] = []
 
+    async def on_start(self) -> None:
+        if self._agents is not None:
+            await self._agents.start()
+
     async def on_stop(self) -> None:
+        if self._agents is not None:
+            await self._agents.stop()
         self._left.clear()
         tasks = list(self._tasks.values())
         for task in tasks:
@@ -237,7 +249,7 @@ class EnvHost(Actor):
     async def _run(self, episode: Episode) -> Outcome:
         await self._place(episode)
         try:
-            await self._play(episode)
+            await (self._play(episode) if self._agents is None else self._agents.play(episode))
         finally:
             self._places.release()
         if episode.ticket.purpose == "evaluate":

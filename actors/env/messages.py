@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from actors.core.typed import Message
+from actors.env.agents.protocol import Result, Session
 from actors.env.protocol import Observation, Step
 from actors.trajectory import Trajectory
 
@@ -180,6 +181,16 @@ class StepDone(msgspec.Struct, frozen=True):
 
 class CloseEnv(msgspec.Struct, frozen=True):
     instance: str
+
+
+class RunAgent(msgspec.Struct, frozen=True):
+    """Run the job's agent; it asks the endpoint meanwhile. Whoever stops waiting lets go of it."""
+
+    session: Session
+
+
+class AgentDone(msgspec.Struct, frozen=True):
+    result: Result
 
 
 class ScoreWith(msgspec.Struct, frozen=True):

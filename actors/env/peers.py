@@ -27,3 +27,13 @@ class Hands(Protocol):
 
     node: Node
     ref: Ref
+
+
+class Workers(Protocol):
+    """The processes that run environments; see ``actors.core.pool.WorkerPool``."""
+
+    def pick(self) -> str: ...
+
+    async def worker(self, name: str) -> Ref: ...
+
+    def kill(self, name: str) -> None: ...

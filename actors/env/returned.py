@@ -48,14 +48,15 @@ def checked_step(value: object) -> Step:
         terminated=terminated,
         truncated=truncated,
         success=None if value.success is None else _flag("success", value.success),
-        metrics=_checked_metrics(value.metrics),
+        metrics=checked_metrics("Step.metrics", value.metrics),
     )
 
 
-def _checked_metrics(value: object) -> dict[str, float]:
+def checked_metrics(what: str, value: object) -> dict[str, float]:
+    """Finite floats by name. Raises ``WrongReturn``."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise WrongReturn(f"expected Step.metrics to be a dict of str to numbers, found {_shown(value)}")
-    return {str(name): finite_number(f"Step.metrics[{name!r}]", number) for name, number in value.items()}
+        raise WrongReturn(f"expected {what} to be a dict of str to numbers, found {_shown(value)}")
+    return {str(name): finite_number(f"{what}[{name!r}]", number) for name, number in value.items()}
 
 
 def finite_number(what: str, value: object) -> float:

@@ -17,7 +17,18 @@ import msgspec
 from actors.core import Actor, handler
 from actors.core.hosting import ChildContext, read_settings, run_child
 from actors.core.pool import MemberReady, Welcome
-from actors.env.messages import CloseEnv, ResetDone, ResetEnv, ScoreDone, ScoreWith, StepDone, StepEnv
+from actors.env.agents.bench import AgentBench
+from actors.env.messages import (
+    AgentDone,
+    CloseEnv,
+    ResetDone,
+    ResetEnv,
+    RunAgent,
+    ScoreDone,
+    ScoreWith,
+    StepDone,
+    StepEnv,
+)
 from actors.env.workbench import Workbench
 from actors.settings import EnvironmentSettings, RewardSettings
 
@@ -68,13 +79,36 @@ class EnvWorker(Actor):
         return ScoreDone(await self._run(lambda: self._bench.score(message.trajectory)))
 
 
+class AgentWorker(Actor):
+    """Messages around an ``AgentBench``."""
+
+    def __init__(self, bench: AgentBench, thread: ThreadPoolExecutor) -> None:
+        self._bench = bench
+        self._thread = thread
+
+    @handler(concurrent=True)
+    async def run(self, message: RunAgent) -> AgentDone:
+        return AgentDone(await self._bench.run(message.session))
+
+    @handler(concurrent=True, cancellable=False)
+    async def score(self, message: ScoreWith) -> ScoreDone:
+        loop = asyncio.get_running_loop()
+        return ScoreDone(await loop.run_in_executor(self._thread, self._bench.score, message.trajectory))
+
+
+def _make(settings: WorkerSettings, thread: ThreadPoolExecutor) -> EnvWorker | AgentWorker:
+    base = Path(settings.job_directory)
+    if settings.environment.agent is not None:
+        return AgentWorker(AgentBench(settings.environment, base, settings.reward), thread)
+    return EnvWorker(Workbench(settings.environment, base, settings.reward), thread)
+
+
 async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     settings = read_settings(context.spec, WorkerSettings)
     thread = ThreadPoolExecutor(1, "environment")
     loop = asyncio.get_running_loop()
-    base = Path(settings.job_directory)
-    bench = await loop.run_in_executor(thread, lambda: Workbench(settings.environment, base, settings.reward))
-    ref = await context.node.spawn(lambda: EnvWorker(bench, thread), "worker")
+    worker = await loop.run_in_executor(thread, _make, settings, thread)
+    ref = await context.node.spawn(lambda: worker, "worker")
     ready = MemberReady(context.spec.name, ref)
     pool = context.parent(settings.pool)
     await context.node.ask(pool, ready, Welcome, timeout_s=READY_TIMEOUT_S, retries=3)

@@ -216,9 +216,16 @@ class Ended:
         return f"exit status {self.status}\n--- stdout\n{self.stdout[-4000:]}\n--- stderr\n{self.stderr[-4000:]}"
 
 
-def ran(module: str, *arguments: str, directory: Path, timeout_s: float, name: str = "") -> Ended:
+def ran(
+    module: str,
+    *arguments: str,
+    directory: Path,
+    timeout_s: float,
+    name: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
     """Run a command to its end. Raises ``TookTooLong``."""
-    with started(module, *arguments, directory=directory, name=name) as command:
+    with started(module, *arguments, directory=directory, name=name, environment=environment) as command:
         status = command.wait(timeout_s=timeout_s)
         return Ended(status, command.stdout, command.stderr, command.leftovers())
 

@@ -1,0 +1,179 @@
+"""Agents as the environments of trajectories: a ticket is a session, what its agent asks are its turns.
+
+    ticket -> session (a key) -> the agent runs in a worker -> its requests, by way of the endpoint -> engines
+                                                            -> its result
+
+Invariant: a session is open exactly as long as its agent runs for its trajectory; however one of them ends, the other
+does, and what goes wrong costs one trajectory, under a reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from actors.env.agents.asked import Refused
+from actors.env.agents.conversation import Renderer
+from actors.env.agents.protocol import Result
+from actors.env.agents.protocol import Session as Told
+from actors.env.agents.session import Generate, Rules, Session
+from actors.env.episode import Episode, Lost
+from actors.env.messages import AgentDone, RunAgent
+from actors.env.peers import Hands, Peers, Workers
+from actors.proxy.messages import TrajectoryEnded
+from actors.settings import AgentSettings
+from bus.message import DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
+
+ENDED_KEPT = 10_000
+"""Sessions that have ended and whose keys are still told how."""
+
+
+class Endpoint(Protocol):
+    """Where agents ask (``actors.env.agents.server``)."""
+
+    async def start(self, sessions: Sessions) -> str:
+        """Listen; returns the base URL. Raises ``OSError``."""
+
+    async def stop(self) -> None: ...
+
+
+class Sessions:
+    """The sessions of an env host, by key."""
+
+    def __init__(self, settings: AgentSettings, rules: Rules, renderer: Renderer) -> None:
+        self.settings = settings
+        self.rules = rules
+        self.renderer = renderer
+        self._open: dict[str, Session] = {}
+        self._ended: OrderedDict[str, Session] = OrderedDict()
+
+    def open(self, make: Callable[[], Session]) -> tuple[str, Session]:
+        """A new one, and its key."""
+        key = f"sk-{secrets.token_urlsafe(24)}"
+        session = self._open[key] = make()
+        return key, session
+
+    def close(self, key: str, how: str) -> None:
+        session = self._open.pop(key)
+        session.close(how)
+        self._ended[key] = session
+        if len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
+
+    def of(self, key: str) -> Session:
+        """Raises ``Refused``."""
+        session = self._open.get(key) or self._ended.get(key)
+        if session is None:
+            raise Refused(401, "the API key belongs to no session of this endpoint", code="invalid_api_key")
+        return session
+
+
+class Agents:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        hands: Hands,
+        peers: Peers,
+        pool: Workers,
+        sessions: Sessions,
+        endpoint: Endpoint,
+        *,
+        generate: Generate,
+        check: Callable[[Episode], None],
+        counters: Counter[str],
+    ) -> None:
+        self._hands = hands
+        self._peers = peers
+        self._pool = pool
+        self._sessions = sessions
+        self._endpoint = endpoint
+        self._generate = generate
+        self._check = check
+        self._counters = counters
+        self._base_url = ""
+
+    async def start(self) -> None:
+        self._base_url = await self._endpoint.start(self._sessions)
+
+    async def stop(self) -> None:
+        await self._endpoint.stop()
+
+    async def play(self, episode: Episode) -> None:
+        """From the session's start to the agent's result. Raises ``Lost``."""
+        self._check(episode)
+        sessions = self._sessions
+        key, session = sessions.open(
+            lambda: Session(
+                episode,
+                sessions.renderer,
+                sessions.rules,
+                generate=self._generate,
+                check=self._check,
+                counters=self._counters,
+            )
+        )
+        how, whole = "it was cut off", False
+        try:
+            result = await self._result(session, Told(episode.ticket.task, self._base_url, key, sessions.rules.model))
+            how, whole = "its agent has returned", True
+        except Lost as loss:
+            how = str(loss)
+            raise
+        finally:
+            sessions.close(key, how)
+            self._peers.proxy.tell(self._hands.node, TrajectoryEnded(episode.ticket.id, whole))
+        if not episode.recorder.turns:
+            raise Lost("agent_asked_nothing", f"{_who(episode)}: its agent returned without asking the endpoint")
+        episode.env_return, episode.metrics = result.reward, dict(result.metrics)
+        episode.success = result.reward > 0 if result.success is None else result.success
+
+    async def _result(self, session: Session, told: Told) -> Result:
+        """The agent's, unless the session ends before. Raises ``Lost``."""
+        episode = session.episode
+        episode.state = "environment"
+        running: asyncio.Future[Result] = asyncio.ensure_future(self._run(episode, told))
+        ends: set[asyncio.Future[Any]] = {running, session.over}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if session.over.done():
+                session.over.result()  # raises the loss
+            return running.result()
+        except _Failed as error:
+            if not session.cut:
+                raise Lost("agent_failed", str(error)) from None
+            return Result(0.0, success=False, metrics={session.cut: 1.0})  # it did not get over being cut
+        finally:
+            running.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, if it comes too late
+            running.cancel()
+
+    async def _run(self, episode: Episode, told: Told) -> Result:
+        """Raises ``Lost``, ``_Failed``."""
+        name = self._pool.pick()
+        about = _who(episode)
+        try:
+            worker = await self._pool.worker(name)
+            done = await self._hands.node.ask(
+                worker, RunAgent(told), AgentDone, timeout_s=self._sessions.settings.timeout_s, about=about
+            )
+        except RemoteError as error:
+            if error.kind != "Clogged":
+                raise _Failed(error.remote_message) from None
+            self._pool.kill(name)
+            raise Lost("env_worker_died", f"{about}: {error.remote_message}") from None
+        except DeadlineExceeded as error:
+            raise Lost("agent_timeout", f"{error} (environment.agent.timeout_s)") from None
+        except (PeerLost, PeerRestarted, NoSuchActor) as error:
+            raise Lost("env_worker_died", str(error)) from None
+        return done.result
+
+
+class _Failed(Exception):
+    """The agent raised, or returned what it should not."""
+
+
+def _who(episode: Episode) -> str:
+    return f"trajectory {episode.ticket.id}, turn {episode.recorder.turns}"

@@ -1,0 +1,177 @@
+"""The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``.
+
+Invariant: a client can cost no more than its share: it has ``BODY_S`` to send a body of at most ``MOST_BYTES``, and at
+most ``CLIENTS`` are connected at a time. Every request needs the key of a session. Every error has the form of
+OpenAI's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from actors.env.agents.answers import chat_answer, chat_pieces, error_body, models, text_answer, text_pieces
+from actors.env.agents.asked import Chat, Refused, Text, read_chat, read_text
+from actors.env.agents.play import Sessions
+from actors.env.agents.session import Session, beside_the_loop
+
+log = logging.getLogger(__name__)
+
+BODY_S = 30.0
+MOST_BYTES = 16 * 1024 * 1024
+CLIENTS = 4096
+STOP_S = 2.0
+BACKLOG = 1024
+
+
+class HttpEndpoint:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self._runner: web.ServerRunner | None = None
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sessions: Sessions) -> str:
+        """See ``actors.env.agents.play.Endpoint``."""
+        settings = sessions.settings
+        http = web.Server(_Answering(sessions).answer, access_log=None)
+        self._runner = web.ServerRunner(http, shutdown_timeout=STOP_S)
+        await self._runner.setup()
+
+        def connected() -> asyncio.Protocol:
+            return http() if len(http.connections) < CLIENTS else _Full()
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(connected, settings.host, settings.port, backlog=BACKLOG)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        if host in ("0.0.0.0", "::"):
+            host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # agents run on this host
+        url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        log.info("agents ask %s", url)
+        return url
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+class _Full(asyncio.Protocol):
+    """For a client too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+
+
+class _Answering:
+    """What each path answers."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._paths: dict[str, tuple[str, Callable[[web.BaseRequest, Session], Awaitable[web.StreamResponse]]]] = {
+            "/v1/models": ("GET", self._models),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/v1/completions": ("POST", self._text),
+        }
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except Refused as refused:
+            headers = {"Connection": "close"} if refused.status in (408, 413) else {}
+            return _json(error_body(refused), refused.status, headers)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.path.rstrip("/")
+        one_model = path.startswith("/v1/models/")
+        method, handle = self._paths.get("/v1/models" if one_model else path, ("", None))
+        if handle is None:
+            raise Refused(404, f"no such path: {path}; there are {', '.join(self._paths)}", code="not_found")
+        if request.method != method:
+            raise Refused(405, f"{path}: expected {method}, found {request.method}", code="method_not_allowed")
+        return await handle(request, self._sessions.of(_key(request)))
+
+    async def _models(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+        listed = models([self._sessions.rules.model])
+        if request.path.rstrip("/") == "/v1/models":
+            return _json(listed)
+        name = request.path.removeprefix("/v1/models/")
+        found = [model for model in listed["data"] if model["id"] == name]
+        if not found:
+            raise Refused(404, f"no such model: {name}; there is {self._sessions.rules.model}", code="model_not_found")
+        return _json(found[0])
+
+    async def _chat(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+        body = await _body(request)
+        asked = await beside_the_loop(len(body), read_chat, body, self._sessions.settings.ignore)
+        return await self._play(request, session, body, asked)
+
+    async def _text(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
+        body = await _body(request)
+        asked = await beside_the_loop(len(body), read_text, body, self._sessions.settings.ignore)
+        return await self._play(request, session, body, asked)
+
+    async def _play(
+        self, request: web.BaseRequest, session: Session, body: bytes, asked: Chat | Text
+    ) -> web.StreamResponse:
+        tokenizer, sampling = self._sessions.renderer.tokenizer, asked.sampling
+        answered = await session.ask(body, asked, lambda: _is_there(request))
+        turn = answered.task.result()
+        response: web.StreamResponse
+        if sampling.stream:
+            pieces = chat_pieces if isinstance(asked, Chat) else text_pieces
+            response = web.Response(
+                body=b"".join(b"data: %s\n\n" % msgspec.json.encode(each) for each in pieces(turn, sampling, tokenizer))
+                + b"data: [DONE]\n\n",
+                headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"},
+            )
+        else:
+            whole = chat_answer if isinstance(asked, Chat) else text_answer
+            response = _json(whole(turn, sampling, tokenizer))
+        answered.delivered = _is_there(request)
+        return response
+
+
+def _is_there(request: web.BaseRequest) -> bool:
+    """Whether the client still waits."""
+    return request.transport is not None and not request.transport.is_closing()
+
+
+def _key(request: web.BaseRequest) -> str:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not key:
+        what = "expected the session's API key, as Authorization: Bearer KEY"
+        raise Refused(401, what, code="invalid_api_key")
+    return key.strip()
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    """Raises ``Refused``."""
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _limited(request)
+    except TimeoutError:
+        raise Refused(408, f"the body has not arrived within {BODY_S:g} s", code="request_timeout") from None
+
+
+async def _limited(request: web.BaseRequest) -> bytes:
+    parts, size = list[bytes](), 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise Refused(413, f"the body is longer than {MOST_BYTES} bytes", code="request_too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json", headers=headers or {}
+    )

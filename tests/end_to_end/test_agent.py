@@ -1,0 +1,131 @@
+"""An agent that speaks OpenAI's API drives a training run, and what is trained on is what the engine sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.trainer.store import read_records
+from actors.trajectory import Trajectory
+from tests.end_to_end.runs import TRAIN, Run, balance, everywhere
+from tests.support.running import ran
+
+pytest.importorskip("openai")
+
+TURNS, STEPS, GROUPS, MEMBERS = 3, 2, 3, 2
+
+JOB = """
+name: tools
+environment:
+  name: tests.end_to_end.tool_agent:run
+  options: {{turns: {turns}, journal: {journal}}}
+  agent: {{tool_calls: line}}
+  max_turns: {turns}
+  workers: 1
+policy:
+  shape: {{hidden_size: 32, layers: 1}}
+rollout: {{engine: torch, max_tokens_per_turn: 6}}
+train: {{steps: {steps}, groups_per_step: {groups}, group_size: {members}, record: true}}
+scheduling: {{alpha: 0}}
+evaluation: {{every: 0, episodes: 0}}
+"""
+
+WATCHED_ENGINE = """
+import importlib.abc, importlib.util, json, os, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "actors.proxy.engines.torch_engine":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def watched(module):
+            run(module)
+            engine = module.TorchEngine
+            add, step = engine.add, engine.step
+            file = open(os.path.join({journal!r}, f"engine-{{os.getpid()}}.jsonl"), "a")
+            def adds(self, request):
+                line = dict(id=request.request_id, prompt=request.prompt.tolist())
+                print(json.dumps(line), file=file, flush=True)
+                return add(self, request)
+            def steps(self):
+                done = step(self)
+                for each in done:
+                    line = dict(id=each.request_id, tokens=each.tokens.tolist(),
+                                logprobs=each.logprobs.tolist(), versions=each.versions.tolist())
+                    print(json.dumps(line), file=file, flush=True)
+                return done
+            engine.add, engine.step = adds, steps
+        spec.loader.exec_module = watched
+        return spec
+
+sys.meta_path.insert(0, Watch())
+"""
+"""In the engine's process: what it was asked and what it sampled, written down where it leaves the engine."""
+
+
+def journalled(journal: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the engine did, by request; what the agent was told, one entry a session."""
+    engine: dict[str, dict[str, Any]] = {}
+    for path in journal.glob("engine-*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            engine.setdefault(line["id"], {}).update(line)
+    agent = [json.loads(line) for path in journal.glob("agent-*.jsonl") for line in path.read_text().splitlines()]
+    return engine, agent
+
+
+def sampled_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int], list[float], list[int]]]:
+    """Of each turn: all tokens before it in its segment; the sampled ones, their log-probabilities and versions."""
+    turns = []
+    for segment in trajectory.segments:
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], segment.loss_mask, [0]]).astype(int)))
+        for start, end in edges.reshape(-1, 2):
+            turns.append(
+                (
+                    segment.tokens[:start].tolist(),
+                    segment.tokens[start:end].tolist(),
+                    segment.logprobs[start:end].tolist(),
+                    segment.versions[start:end].tolist(),
+                )
+            )
+    return turns
+
+
+def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_sampled(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB.format(turns=TURNS, journal=journal, steps=STEPS, groups=GROUPS, members=MEMBERS))
+    watching = everywhere(tmp_path, WATCHED_ENGINE.format(journal=str(journal)))
+    ended = ran(TRAIN, str(job), directory=tmp_path, timeout_s=120.0, environment=watching)
+    assert (ended.status, ended.leftovers) == (0, []), ended
+    assert balance(ended.stdout)["lost"] == 0
+    run = Run.latest(tmp_path)
+    recorded = [each for path in sorted((run.path / "recorded").glob("v*.log")) for each, _ in read_records(path)]
+    assert len(recorded) == STEPS * GROUPS * MEMBERS
+    engine, agent = journalled(journal)
+    told = {turn["id"].removeprefix("chatcmpl-"): turn for session in agent for turn in session["told"]}
+    for trajectory in recorded:
+        turns = sampled_turns(trajectory)
+        assert len(turns) == trajectory.turns == TURNS
+        assert len(trajectory.segments) == (2 if trajectory.task % 3 == 0 else 1)
+        for index, (prompt, tokens, logprobs, versions) in enumerate(turns):
+            request = f"{trajectory.ticket}/{index}"
+            sampled = engine[request]
+            assert (prompt, tokens, logprobs, versions) == tuple(
+                sampled[key] for key in ("prompt", "tokens", "logprobs", "versions")
+            )
+            assert (prompt, tokens) == (told[request]["prompt"], told[request]["tokens"])
+            assert logprobs == told[request]["logprobs"]
+            assert told[request]["edits"] == (index == TURNS - 1 and trajectory.task % 3 == 0)
+        if len(trajectory.segments) == 2:  # the answer that was kept has its sampled ids there, too
+            (prompt, *_), answer = turns[-1], turns[-2][1]
+            assert any(prompt[at : at + len(answer)] == answer for at in range(len(prompt)))
+    assert {trajectory.task % 3 == 0 for trajectory in recorded} == {True, False}
+    assert sum(trajectory.reward for trajectory in recorded) > 0  # tools were called
+    assert max(versions[-1] for each in recorded for *_, versions in sampled_turns(each)) > 0
