@@ -245,6 +245,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "reward.workers": job.reward.workers,
         "rollout.engines": job.rollout.engines,
         "rollout.threads": job.rollout.threads,
+        "rollout.tensor_parallel": job.rollout.tensor_parallel,
         "rollout.temperature": job.rollout.temperature,
         "rollout.max_tokens_per_turn": job.rollout.max_tokens_per_turn,
         "rollout.max_sequences": job.rollout.max_sequences,

@@ -167,6 +167,8 @@ async def start_proxy(context: RoleContext) -> None:
             "dtype": job.policy.dtype,
             "limits": _plain(limits),
             "seed": job.seed + index,
+            "tensor_parallel": job.rollout.tensor_parallel,
+            "cuda_graphs": job.rollout.cuda_graphs,
             "load_every_s": job.rollout.load_every_s,
         }
         spec = context.child(place.name, settings)

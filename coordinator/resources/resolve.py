@@ -37,7 +37,7 @@ class Place(msgspec.Struct, frozen=True):
     device: str  # id in the affinity map
     hardware_class: str
     threads: int
-    cuda: str = ""  # what CUDA_VISIBLE_DEVICES calls the device; empty for CPUs
+    cuda: str = ""  # what CUDA_VISIBLE_DEVICES calls its devices, of which ``device`` is the first; empty for CPUs
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -91,17 +91,19 @@ def resolve(
     plays = "proxy" in here
     ranks, training = job.train.tensor_parallel, job.train.tensor_parallel if "trainer" in here else 0
     cpu = next(device for device in affinity.devices if device.id == "cpu")
-    gpus = list(affinity.gpus)
-    if gpus and len(gpus) < training + plays:
+    gpus, team = list(affinity.gpus), job.rollout.tensor_parallel
+    playing = team if plays else 0
+    if gpus and len(gpus) < training + playing:
         needing = f"{training} ranks{' and an engine' if plays else ''}" if training else "an engine"
-        raise JobError(f"train.tensor_parallel: {needing} need {training + plays} GPUs, found {len(gpus)}")
+        raise JobError(f"train.tensor_parallel: {needing} need {training + playing} GPUs, found {len(gpus)}")
     notes: list[str] = []
-    for_training, for_rollout = [cpu] * ranks, [cpu]
+    for_training: list[Device] = [cpu] * ranks
+    for_rollout: list[Team] = [(cpu,)]
     if gpus:
         trained_on, played_on, notes = _split(affinity, training, job, plays=plays)
         for_training, for_rollout = trained_on or for_training, played_on or for_rollout
     engines = _or(job.rollout.engines, len(for_rollout))
-    processes = max(1, training + (engines if plays else 0))
+    processes = max(1, training + engines * playing)
     threads = max(1, affinity.cores // processes)
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
@@ -110,14 +112,15 @@ def resolve(
         raise JobError(
             f"train.tensor_parallel: {ranks} does not divide the policy's key-value heads ({facts.kv_heads})"
         )
+    kind = _engine_kind(job)
+    _check_team(team, kind, facts)
     longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
     if job.rollout.max_model_len != "auto" and not 2 <= job.rollout.max_model_len <= longest:
         raise JobError(
             f"rollout.max_model_len: expected 2 to {longest} (one less than the model's {facts.max_positions} "
             f"positions), found {job.rollout.max_model_len}"
         )
-    ceiling = MAX_SEQUENCES.get(for_rollout[0].hardware_class, DEFAULT_SEQUENCES)
-    kind = _engine_kind(job)
+    ceiling = MAX_SEQUENCES.get(for_rollout[0][0].hardware_class, DEFAULT_SEQUENCES)
     replace = msgspec.structs.replace
     resolved = replace(
         job,
@@ -143,6 +146,15 @@ def _of_this_host(places: list[Place], here: tuple[Role, ...]) -> list[Place]:
     return [place for place in places if place.role in kinds]
 
 
+def _check_team(team: int, kind: str, facts: PolicyFacts) -> None:
+    if team > 1 and kind != "vllm":
+        raise JobError(f"rollout.tensor_parallel: the {kind} engine runs on one device; use rollout.engine=vllm")
+    if facts.kv_heads % team:
+        raise JobError(
+            f"rollout.tensor_parallel: {team} does not divide the policy's key-value heads ({facts.kv_heads})"
+        )
+
+
 def _or(value: N | Literal["auto"], otherwise: N) -> N:
     return otherwise if value == "auto" else value
 
@@ -152,15 +164,20 @@ def _capacity(job: Job) -> int:
     return (1 + job.scheduling.alpha) * job.train.groups_per_step + job.scheduling.redundant_groups
 
 
-def _split(affinity: AffinityMap, ranks: int, job: Job, *, plays: bool) -> tuple[list[Device], list[Device], list[str]]:
+Team = tuple[Device, ...]
+"""The devices of one engine."""
+
+
+def _split(affinity: AffinityMap, ranks: int, job: Job, *, plays: bool) -> tuple[list[Device], list[Team], list[str]]:
     """Devices for training, then for engines out of the rest (as many as the job says, or all), and where one of them
     is not of the preferred class, why."""
     by_name = {f"{device.host}/{device.id}": device for device in affinity.devices}
     needs = [Need(role="train", count=ranks)]
+    size = job.rollout.tensor_parallel
     if plays:
         left = len(affinity.gpus) - ranks
         declared = preferred_class(job.rollout.affinity, job.environment.name)
-        wanted = left if job.rollout.engines == "auto" else min(job.rollout.engines, left)
+        wanted = left if job.rollout.engines == "auto" else min(job.rollout.engines * size, left)
         needs.append(Need(role="decode", count=wanted, declared=declared))
     bindings = bind(needs, affinity)
     devices = {
@@ -168,7 +185,34 @@ def _split(affinity: AffinityMap, ranks: int, job: Job, *, plays: bool) -> tuple
         for role in ("train", "decode")
     }
     told = [b for b in bindings if b.role == "train" or job.rollout.engines != "auto" or b is _first(bindings)]
-    return devices["train"], devices["decode"], fallbacks(told)
+    notes = fallbacks(told)
+    teams = _teams(devices["decode"], affinity, size)
+    if plays and not teams:
+        raise JobError(f"rollout.tensor_parallel: no {size} of the GPUs that are left are of one class")
+    idle = len(devices["decode"]) - size * len(teams)
+    if idle:
+        notes.append(f"{idle} GPUs stay idle: an engine takes {size} of one class")
+    return devices["train"], teams, notes
+
+
+def _teams(devices: list[Device], affinity: AffinityMap, size: int) -> list[Team]:
+    """By ``size``, each of one class, and joined by NVLink where that can be had."""
+    joined = {name: number for number, group in enumerate(affinity.peer_groups) for name in group}
+    pools: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        pools.setdefault((device.host, device.hardware_class), []).append(device)
+    teams: list[Team] = []
+    for pool in pools.values():
+        alone: list[Device] = []
+        by_link: dict[int | None, list[Device]] = {}
+        for device in pool:
+            by_link.setdefault(joined.get(f"{device.host}/{device.id}"), []).append(device)
+        for number, group in by_link.items():
+            whole = 0 if number is None and size > 1 else len(group) // size * size
+            teams += [tuple(group[at : at + size]) for at in range(0, whole, size)]
+            alone += group[whole:]
+        teams += [tuple(alone[at : at + size]) for at in range(0, len(alone) - size + 1, size)]
+    return teams
 
 
 def _first(bindings: list[Binding]) -> Binding | None:
@@ -187,23 +231,24 @@ def _engine_kind(job: Job) -> Literal["torch", "vllm"]:
     return job.rollout.engine
 
 
-def _place(job: Job, for_training: list[Device], for_rollout: list[Device], cpu: Device) -> list[Place]:
+def _place(job: Job, for_training: list[Device], for_rollout: list[Team], cpu: Device) -> list[Place]:
     places: list[Place] = []
 
     def add(
-        name: str, role: Literal["engine", "trainer", "env-worker", "reward-worker"], on: Device, threads: int
+        name: str, role: Literal["engine", "trainer", "env-worker", "reward-worker"], threads: int, *on: Device
     ) -> None:
-        places.append(Place(name, role, on.id, on.hardware_class, threads, on.cuda_name))
+        cuda = ",".join(device.cuda_name for device in on)
+        places.append(Place(name, role, on[0].id, on[0].hardware_class, threads, cuda))
 
     for index in range(number(job.rollout.engines)):
-        add(f"engine-{index}", "engine", for_rollout[index % len(for_rollout)], number(job.rollout.threads))
+        add(f"engine-{index}", "engine", number(job.rollout.threads), *for_rollout[index % len(for_rollout)])
     for index in range(job.train.tensor_parallel):
-        add(f"trainer-{index}", "trainer", for_training[index], number(job.train.threads))
+        add(f"trainer-{index}", "trainer", number(job.train.threads), for_training[index])
     for index in range(number(job.environment.workers)):
-        add(f"env-worker-{index}", "env-worker", cpu, 1)
+        add(f"env-worker-{index}", "env-worker", 1, cpu)
     if job.reward.function != "environment":
         for index in range(job.reward.workers):
-            add(f"reward-worker-{index}", "reward-worker", cpu, 1)
+            add(f"reward-worker-{index}", "reward-worker", 1, cpu)
     return places
 
 

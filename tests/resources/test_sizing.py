@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from coordinator.job import convert
+from coordinator.job import JobError, convert
 from coordinator.resources.resolve import Placement, resolve
 from hwprobe import Cpu, Gpu, GpuSlice, Hardware, Memory, NumaNode, build_affinity_map
 
@@ -102,3 +103,35 @@ def test_a_training_command_that_may_use_one_core_sizes_itself_for_that() -> Non
         ("trainer-0", "cpu", "1"),
         ("env-worker-0", "cpu", "1"),
     ]
+
+
+def paired(gpus: tuple[Gpu, ...], *pairs: tuple[int, int]) -> tuple[Gpu, ...]:
+    """NVLink joins those of a pair, and nobody else."""
+    peers = {one: (other,) for pair in pairs for one, other in (pair, pair[::-1])}
+    return tuple(msgspec.structs.replace(gpu, nvlink_peers=peers.get(gpu.index, ())) for gpu in gpus)
+
+
+def test_an_engine_on_two_gpus_gets_two_of_one_class_that_nvlink_joins() -> None:
+    gpus = paired(cards("NVIDIA H20", 5), (0, 3), (1, 4))
+    placement = placed(machine(64, 64, gpus), "rollout.engine=vllm", "rollout.tensor_parallel=2")
+    assert [place.cuda for place in placement.of("trainer")] == ["0"]
+    assert {place.cuda for place in placement.of("engine")} == {"1,4", "2,3"}  # 3 has lost its partner to the trainer
+
+
+def test_gpus_that_make_no_whole_engine_stay_idle_and_that_is_said() -> None:
+    placement = placed(
+        machine(64, 64, cards("NVIDIA H800", 2) + cards("NVIDIA H20", 3, start=2)),
+        "rollout.engine=vllm",
+        "rollout.tensor_parallel=2",
+    )
+    assert [place.cuda for place in placement.of("engine")] == ["2,3"]  # an H800 trains, the other one is alone
+    assert placement.notes[-1] == "2 GPUs stay idle: an engine takes 2 of one class"
+
+
+def test_an_engine_on_several_devices_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(JobError, match=r"rollout\.tensor_parallel: the torch engine runs on one device"):
+        placed(machine(8, 8), "rollout.tensor_parallel=2")
+    with pytest.raises(JobError, match=r"rollout\.tensor_parallel: 3 does not divide .* heads \(2\)"):
+        placed(machine(8, 8), "rollout.engine=vllm", "rollout.tensor_parallel=3")
+    with pytest.raises(JobError, match="1 ranks and an engine need 3 GPUs, found 2"):
+        placed(machine(8, 8, cards("NVIDIA H20", 2)), "rollout.engine=vllm", "rollout.tensor_parallel=2")

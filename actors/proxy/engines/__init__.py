@@ -20,14 +20,19 @@ def make_engine(
     seed: int = 0,
     dtype: str | None = None,
     kv_cache_bytes: int | None = None,
+    tensor_parallel: int = 1,
+    cuda_graphs: bool = True,
 ) -> Engine:
     """An engine with the policy of ``policy_dir/config.json`` that serves nothing before ``load_weights``.
 
     ``seed`` draws for requests that bring none. ``dtype`` ("float32", "bfloat16") is config.json's unless given.
     ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. An engine sets process-wide
     state: give each a process of its own, and its thread count by OMP_NUM_THREADS before this is called.
+    ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU.
     """
     if kind == "torch":
+        if tensor_parallel != 1:
+            raise ValueError(f"the torch engine runs on one device, found tensor_parallel={tensor_parallel}")
         from actors.proxy.engines.torch_engine import TorchEngine  # noqa: PLC0415
 
         return TorchEngine(
@@ -48,5 +53,7 @@ def make_engine(
             seed=seed,
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
+            tensor_parallel=tensor_parallel,
+            cuda_graphs=cuda_graphs,
         )
     raise ValueError(f"rollout.engine: expected torch or vllm, found {kind!r}")

@@ -32,6 +32,8 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     limits: EngineLimits
     seed: int
+    tensor_parallel: int = 1
+    cuda_graphs: bool = True
     proxy_actor: str = "proxy"
     load_every_s: float = LOAD_EVERY_S  # how often it is measured, and told, how loaded the engine is
 
@@ -70,6 +72,8 @@ def _build(settings: EngineProcessSettings) -> Engine:
             max_model_len=settings.limits.max_model_len,
             dtype=settings.dtype,
             seed=settings.seed,
+            tensor_parallel=settings.tensor_parallel,
+            cuda_graphs=settings.cuda_graphs,
         )
     finally:
         signal.signal(signal.SIGTERM, handler)

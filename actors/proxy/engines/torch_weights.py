@@ -6,10 +6,14 @@ Invariant: a tensor has one digest wherever it is taken, over its bytes in row-m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.weightsync.manifest import digest
@@ -49,3 +53,17 @@ def gather(
             raise ValueError(f"version {version}: got {name} of shape {tuple(tensor.shape)}, the policy {wanted}")
         arrived.append((name, tensor))
     return arrived
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def passed_on(tensors: list[tuple[str, torch.Tensor]]) -> Iterator[Path]:
+    """A safetensors file for processes of this host, as long as the block runs: in memory where there is room."""
+    size = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+    roomy = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * size
+    with tempfile.TemporaryDirectory(prefix="rollart-weights-", dir=SHARED_MEMORY if roomy else None) as directory:
+        path = Path(directory) / "weights.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors}, path)
+        yield path

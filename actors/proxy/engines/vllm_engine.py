@@ -12,18 +12,18 @@ for every token, which costs more than the forward pass of a small policy.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch.distributed import distributed_c10d
 
 from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import derive
-from actors.proxy.engines.torch_weights import gather, policy_dtype, policy_tensors, tensor_digest
+from actors.proxy.engines.torch_weights import gather, passed_on, policy_tensors
 from actors.proxy.engines.validation import check, check_score
 from actors.proxy.engines.vllm_environment import prepare
 from actors.proxy.engines.work import WorkMeter
@@ -31,17 +31,12 @@ from actors.proxy.engines.work import WorkMeter
 GPU = prepare()
 
 from vllm import SamplingParams  # noqa: E402  (reads the environment)
-from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest  # noqa: E402
 from vllm.v1.engine import FinishReason as VllmReason  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
-CPU_BLOCK = 32
-"""Tokens of a KV block without a GPU; vLLM's CPU attention wants a multiple of 32."""
-
-STEP_TOKENS = 2048
-"""New tokens of one step without a GPU, where a prompt is not longer."""
+from actors.proxy.engines.vllm_arguments import Setup, engine_arguments  # noqa: E402
 
 REASONS: dict[VllmReason, FinishReason] = {VllmReason.STOP: "stop", VllmReason.LENGTH: "length"}
 
@@ -83,9 +78,8 @@ def _remove_meeting_place() -> None:
 class VllmEngine:
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
 
-    ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences`` full sequences, so that
-    trajectories find their prefix again (vLLM shares whole blocks between equal prefixes and evicts by itself), or on
-    a CPU what a quarter of the free memory holds: requests that find no room wait.
+    ``kv_cache_bytes`` bounds the KV cache (by default: ``vllm_arguments``); requests that find no room wait. With
+    ``tensor_parallel`` > 1 vLLM has a process for each device. ``cuda_graphs``: on a GPU.
     """
 
     def __init__(
@@ -97,39 +91,21 @@ class VllmEngine:
         seed: int = 0,
         dtype: str | None = None,
         kv_cache_bytes: int | None = None,
+        tensor_parallel: int = 1,
+        cuda_graphs: bool = True,
     ) -> None:
         self.limits = EngineLimits(max_sequences=max_sequences, max_model_len=max_model_len)
-        arguments = EngineArgs(
-            model=str(policy_dir),
-            skip_tokenizer_init=True,
-            load_format="dummy",
-            dtype=dtype or policy_dtype(policy_dir),  # vLLM's "auto" takes float32 weights down to 16 bits
-            max_num_seqs=max_sequences,
-            max_model_len=max_model_len + 1,  # a full sequence can still be scored, which samples one token more
-            logprobs_mode="processed_logprobs",
-            enable_prefix_caching=True,
-            prefix_caching_hash_algo="sha256_cbor",  # the default hashes pickles
-            async_scheduling=False,  # a token in flight while weights change would carry the wrong version
-            scheduling_policy="priority",  # urgent ones first, then as they came (``_send``)
-            enforce_eager=True,
-            disable_log_stats=True,
-            seed=seed,
-            worker_extension_cls=f"{__package__}.vllm_worker.WeightTaker",
-            block_size=None if GPU else CPU_BLOCK,
-            # Without a GPU a seeded request whose prompt is taken in pieces kills vLLM ("CPU Generator does not use
-            # offset"): there every prompt runs whole.
-            enable_chunked_prefill=None if GPU else False,
-            max_num_batched_tokens=None if GPU else _step_tokens(max_sequences, max_model_len + 1),
-        )
-        if kv_cache_bytes is None:
-            kv_cache_bytes = _affordable(2 * max_sequences, _sequence_bytes(arguments, max_model_len))
-        arguments.kv_cache_memory_bytes = kv_cache_bytes
+        if tensor_parallel > 1 and not GPU:  # otherwise vLLM wants a NUMA node for each of its processes
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        setup = Setup(policy_dir, self.limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs)
+        arguments = engine_arguments(setup, gpu=GPU)
         self._llm = LLMEngine.from_engine_args(arguments)
         _remove_meeting_place()
         # Reloading warns, at every version, about layers with nothing to load (rotary positions, a tied head). Said
         # here because vLLM resets the levels of its loggers when an engine starts.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self._core = self._llm.engine_core
+        self._alone = tensor_parallel == 1
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._tensors = policy_tensors(policy_dir)
         self.work = WorkMeter()
@@ -186,14 +162,7 @@ class VllmEngine:
         self._version = None
         self._withdraw()
         arrived = gather(version, tensors, self._tensors)
-        digests: dict[str, str] = {}
-
-        def digested() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in arrived:
-                digests[name] = tensor_digest(tensor)
-                yield name, tensor
-
-        self._core.collective_rpc("take_weights", args=(digested(),))
+        digests = self._hand_over(version, arrived)
         if not self._core.reset_prefix_cache():
             raise RuntimeError(
                 f"version {version}: vLLM would not drop its prefix cache because blocks are still in use, "
@@ -201,6 +170,16 @@ class VllmEngine:
             )
         self._version = version
         return digests
+
+    def _hand_over(self, version: int, tensors: list[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        """To vLLM's workers; returns the digests that were taken there."""
+        if self._alone:
+            return next(iter(self._core.collective_rpc("take_weights", args=(tensors,))))
+        with passed_on(tensors) as path:
+            digests, *others = self._core.collective_rpc("take_weights_from", args=(str(path),))
+        if any(other != digests for other in others):
+            raise RuntimeError(f"version {version}: the engine's {len(others) + 1} workers loaded different tensors")
+        return dict(digests)
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
         check_score(tokens, self.limits, self._vocabulary, self._version)
@@ -301,25 +280,3 @@ class VllmEngine:
         for held in self._held.values():
             held.inside = None
         self._outside = dict(self._held)
-
-
-def _step_tokens(sequences: int, longest: int) -> int:
-    """Room for one whole prompt and a token of everybody else, and no more than all sequences together have."""
-    return min(max(STEP_TOKENS, longest + sequences), sequences * longest)
-
-
-def _affordable(sequences: int, sequence_bytes: int) -> int:
-    """Bytes of the KV cache: for so many sequences, or fewer where they would fill the host's memory."""
-    if GPU:
-        return sequences * sequence_bytes
-    return max(sequence_bytes, min(sequences * sequence_bytes, psutil.virtual_memory().available // 4))
-
-
-def _sequence_bytes(arguments: EngineArgs, max_model_len: int) -> int:
-    """Bytes of keys and values of one full sequence, in whole blocks."""
-    config = arguments.create_model_config()
-    text = config.hf_text_config
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
-    per_token = 2 * int(text.num_hidden_layers) * kv_heads * int(config.get_head_size()) * config.dtype.itemsize
-    blocks = -(-(max_model_len + 1) // CPU_BLOCK)
-    return int(blocks * CPU_BLOCK * per_token)

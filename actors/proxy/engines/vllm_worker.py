@@ -5,16 +5,19 @@ Invariant: after ``take_weights`` every layer computes with the tensors given, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.platforms import current_platform
+
+from actors.proxy.engines.torch_weights import tensor_digest
 
 KEEPING = (type(None), UnquantizedEmbeddingMethod)
 """What leaves a layer's weights as they were loaded."""
@@ -25,15 +28,28 @@ class WeightTaker:
 
     model_runner: Any
 
-    def take_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Reload in place from Hugging Face names."""
+    def take_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        """Reload in place from Hugging Face names; returns the digest of every tensor, taken as it is loaded."""
+        digests: dict[str, str] = {}
+
+        def digested() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                digests[name] = tensor_digest(tensor)
+                yield name, tensor
+
         model = self.model_runner.get_model()
         packed = packed_layers(model)
         if packed is None:
-            self.model_runner.reload_weights(weights_iterator=tensors)
+            self.model_runner.reload_weights(weights_iterator=digested())
         else:
-            reload_packed(model, packed, tensors)
+            reload_packed(model, packed, digested())
         refresh_head(model)
+        return digests
+
+    def take_weights_from(self, path: str) -> dict[str, str]:
+        """Likewise, out of a safetensors file: what a worker in a process of its own is given."""
+        with safe_open(path, framework="pt") as file:
+            return self.take_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
 
 def packed_layers(model: Any) -> list[Any] | None:
