@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             if options.json:
                 print(msgspec.json.encode(line).decode(), flush=True)
             else:
-                print(("" if printed % 20 else f"{HEADER}\n") + text(line), flush=True)
+                print(("" if printed % 20 else f"{head(line)}\n") + text(line), flush=True)
             printed += 1
     except KeyboardInterrupt:
         return 0
@@ -59,6 +59,11 @@ HEADER = (
     "TIME       CPU  DISK  MEMORY GiB    IN MB/s OUT MB/s LOST |  GPU   MEM  MEMORY GiB    POWER TEMP "
     "PCIE MB/s out/in  NVLINK MB/s out/in"
 )
+
+
+def head(line: Line) -> str:
+    """Above the rows, with what they cannot hold."""
+    return f"({line.gpus.missing})\n{HEADER}" if line.gpus.missing else HEADER
 
 
 def text(line: Line) -> str:

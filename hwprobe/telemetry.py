@@ -54,6 +54,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int
     devices: tuple[str, ...]  # UUIDs
     errors: Mapping[str, int]  # queries that failed, ever
+    missing: str = ""  # what cannot be known of these GPUs, and why
     vitals: GpuVitals = GpuVitals()  # means over the samples; over GPUs the sum, or the largest (``hwprobe.vitals``)
 
 
@@ -106,6 +107,7 @@ class GpuTelemetry:
             memory_total=sum(gpu.memory_total for gpu in self._last),
             devices=tuple(gpu.uuid for gpu in self._last),
             errors=errors,
+            missing="; ".join(sorted({gpu.missing for gpu in self._last if gpu.missing})),
             vitals=merged([(gpu.index, gpu.vitals) for gpu in sample] for sample in samples),
         )
 

@@ -6,7 +6,7 @@
  * FAKE_NVML_LINKS   "8"                                    active NVLinks of each GPU, of 18 (absent: no NVLink)
  * FAKE_NVML_ENDS    "switch" | "pair" | "pair-untyped"     what links lead to; a pair is GPUs 0-1, 2-3, ...
  * FAKE_NVML_MIG     "1"                                    MIG mode of every GPU
- * FAKE_NVML_SLICES  "0:3g.40gb|40192|42;0:1g.10gb|9728|14" slices of a GPU: profile, MiB, multiprocessors
+ * FAKE_NVML_SLICES  "0:3g.40gb|40192|42;0:1g.10gb|9728|14|512" slices: profile, MiB, multiprocessors, MiB in use
  * FAKE_NVML_PROCESSES "0:4711:1024;0:4712:2048"            GPU, process, MiB
  * FAKE_NVML_BUSY    "95,20"                                per cent of each GPU's time, the first, the second, ...
  * FAKE_NVML_USED    "1024"                                 MiB in use on every GPU
@@ -34,7 +34,8 @@ typedef struct {
     int index, slice; /* slice -1: the whole */
     char name[160];
     unsigned long long bytes;
-    unsigned int sms; /* of a slice */
+    unsigned int sms;        /* of a slice */
+    unsigned long long used; /* by a slice */
 } Gpu;
 typedef struct {
     char busIdLegacy[16];
@@ -132,9 +133,11 @@ static void read_slices(void) {
          one = strtok_r(NULL, ";", &rest)) {
         Gpu *slice = &slices[slice_count];
         char profile[32];
-        unsigned long long mib = 0;
-        if (sscanf(one, "%d:%31[^|]|%llu|%u", &slice->index, profile, &mib, &slice->sms) != 4 || slice->index >= count)
+        unsigned long long mib = 0, used = 0;
+        if (sscanf(one, "%d:%31[^|]|%llu|%u|%llu", &slice->index, profile, &mib, &slice->sms, &used) < 4 ||
+            slice->index >= count)
             continue;
+        slice->used = used << 20;
         slice->slice = places[slice->index]++;
         slice->bytes = mib << 20;
         snprintf(slice->name, sizeof slice->name, "%s MIG %s", gpus[slice->index].name, profile);
@@ -205,8 +208,11 @@ int nvmlDeviceGetUUID(Gpu *gpu, char *text, unsigned int length) {
 
 int nvmlDeviceGetMemoryInfo(Gpu *gpu, MemoryInfo *memory) {
     CHECK(gpu->index);
+    int denied = gpu->slice < 0 ? fault(gpu->index, "nvmlDeviceGetMemoryInfo.whole") : SUCCESS;
+    if (denied)
+        return denied;
     memory->total = gpu->bytes;
-    memory->used = (unsigned long long)atoi(env("FAKE_NVML_USED")) << 20;
+    memory->used = gpu->slice < 0 ? (unsigned long long)atoi(env("FAKE_NVML_USED")) << 20 : gpu->used;
     memory->free = memory->total - memory->used;
     return SUCCESS;
 }
@@ -215,6 +221,8 @@ int nvmlDeviceGetUtilizationRates(Gpu *gpu, Utilization *rates) {
     static int calls;
     if (++calls > atoi(env("FAKE_NVML_HEALTHY")))
         CHECK(gpu->index);
+    if (atoi(env("FAKE_NVML_MIG")))
+        return NOT_SUPPORTED; /* as nvml.h says: neither of the whole nor of a slice */
     char list[256];
     snprintf(list, sizeof list, "%s", env("FAKE_NVML_BUSY"));
     char *rest = NULL, *one = strtok_r(list, ",", &rest);
@@ -300,6 +308,8 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Gpu *gpu, unsigned int link, PciInfo *pc
 #define NUMBER(function, usual)                                                                                        \
     int function(Gpu *gpu, unsigned int *result) {                                                                     \
         CHECK(gpu->index);                                                                                             \
+        if (gpu->slice >= 0)                                                                                           \
+            return INVALID_ARGUMENT;                                                                                   \
         *result = (unsigned int)value(gpu, __func__, -1, usual);                                                       \
         return SUCCESS;                                                                                                \
     }

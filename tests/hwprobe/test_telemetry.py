@@ -103,6 +103,46 @@ def test_a_slice_without_such_a_figure_is_told_as_that(sampled: Sampled) -> None
     assert (figures.utilisation, figures.memory_used) == (None, 7 * MIB)
 
 
+SPLIT = {
+    "gpus": f"{H800};{H800}",
+    "mig": "1",
+    "slices": "0:3g.40gb|40192|42|1000;0:1g.10gb|9728|14|512;1:7g.80gb|80000|132|7",
+    "busy": "95,95",  # which nobody is told: see fake_nvml.c
+}
+SLICE = "MIG-00000000-0000-0000-0000-000000000001"
+
+
+def test_a_process_that_sees_only_a_slice_is_told_its_memory_and_what_cannot_be_known(sampled: Sampled) -> None:
+    answers, _ = sampled(3, visible=SLICE, **SPLIT, pcie="77")
+    figures = answers[-1]
+    assert (figures.state, figures.devices) == ("measuring", (SLICE,))
+    assert (figures.memory_used, figures.memory_total) == (512 * MIB, 9728 * MIB)
+    assert (figures.utilisation, figures.vitals, figures.errors) == (None, GpuVitals(), {})
+    assert figures.missing == (
+        "of a MIG slice NVML tells the memory, but no utilisation, power, temperature and traffic"
+    )
+
+
+def test_a_split_gpu_that_is_seen_as_a_whole_has_the_memory_of_its_slices_and_its_own_power(sampled: Sampled) -> None:
+    """The driver denies the sum to who may not see all of the GPU (4 is no permission)."""
+    answers, _ = sampled(3, visible="0", **SPLIT, faults="0:nvmlDeviceGetMemoryInfo.whole:4")
+    figures = answers[-1]
+    assert figures.devices == ("GPU-00000000-0000-0000-0000-000000000000",)
+    assert (figures.memory_used, figures.memory_total) == (1512 * MIB, (40192 + 9728) * MIB)
+    assert (figures.utilisation, figures.vitals.power_w, figures.errors) == (None, 140.0, {})
+    assert figures.missing == "of a GPU that is split into MIG slices NVML tells no utilisation"
+
+
+def test_a_slice_that_is_gone_is_counted_and_told_no_more(sampled: Sampled) -> None:
+    answers, _ = sampled(2, visible=SLICE, **SPLIT, faults="0:nvmlDeviceGetMemoryInfo:2")
+    assert [figures.samples for figures in answers] == [0, 0]
+    assert list(answers[-1].errors) == ["nvmlDeviceGetMemoryInfo: Invalid Argument"]
+
+
+def test_a_slice_that_the_driver_does_not_know_leaves_nothing_to_measure(sampled: Sampled) -> None:
+    assert sampled(1, visible="MIG-0000ffff-0000-0000-0000-000000000000", **SPLIT)[0][0].state == "absent"
+
+
 def test_a_call_that_hangs_holds_up_nobody(sampled: Sampled) -> None:
     answers, alive = sampled(2, gpus=H800, busy="95", healthy="1", faults="0:nvmlDeviceGetUtilizationRates:hang")
     assert [figures.samples for figures in answers] == [1, 0]

@@ -33,6 +33,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int = 0
     errors: int = 0  # queries to the GPUs' driver that failed, in this engine's life
     vitals: GpuVitals = GpuVitals()  # of its GPUs together
+    missing: str = ""  # what cannot be known of its GPUs, and why
 
 
 class LoadMeter:
@@ -87,4 +88,5 @@ def engine_load(occupancy: float, busy: float, gpus: GpuFigures | None) -> Engin
         memory_total=gpus.memory_total,
         errors=sum(gpus.errors.values()),
         vitals=gpus.vitals,
+        missing=gpus.missing,
     )
