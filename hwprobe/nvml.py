@@ -29,7 +29,7 @@ QUERY_TIMEOUT_S = 1.5
 LOOK_S = 0.1
 """How often a thread that is waited for is looked at: what it does may have changed, and with that its time limit."""
 
-WAKING = ("start", "import pynvml", "nvmlInit", "nvmlDeviceGetHandleByIndex")
+WAKING = ("start", "nvmlInit", "nvmlDeviceGetHandleByIndex")
 """Steps that may take seconds: without persistence mode the driver starts, and wakes up GPUs, for the first asker."""
 
 
@@ -56,6 +56,8 @@ class Task:
     def _hung(self, call: str, after_s: float) -> None:
         detail = f"NVML did not return from {call} within {after_s:.1f} s; what it would have told is missing"
         remedy = "look for Xid errors in dmesg; reset the GPU or reboot"
+        if call in WAKING:
+            remedy = f"let nvidia-persistenced keep the GPUs awake, if they are only slow; {remedy}"
         self.session.findings.append(Finding("timed_out", "error", (self.session.subject,), detail, remedy))
 
 
@@ -74,9 +76,17 @@ def read_gpus(
     ``timeout_s`` is for all of it, of which the driver may take what it wants to start and to wake up its GPUs;
     ``query_timeout_s`` is for each query from then on.
     """
+    try:
+        import pynvml  # noqa: PLC0415  (before the time begins: it loads no library, and hangs on no driver)
+    except ImportError:
+        detail, remedy = "the Python bindings of NVML are not installed", "pip install nvidia-ml-py"
+        return None, (), [Finding("no_bindings", "info", ("nvml",), detail, remedy)]
     deadline = time.monotonic() + timeout_s
     started, opening = _Started(), Session("nvml")
-    if not Task(opening, lambda: _start(opening, started)).wait(query_timeout_s, deadline) or opening.nvml is None:
+    if (
+        not Task(opening, lambda: _start(pynvml, opening, started)).wait(query_timeout_s, deadline)
+        or opening.nvml is None
+    ):
         return started.driver, (), list(opening.findings)
     found, findings, complete = _read_all(opening.nvml, started.count, query_timeout_s, deadline)
     ways: Ways = {}
@@ -87,21 +97,14 @@ def read_gpus(
     return started.driver, tuple(connect(found, dict(ways))), [*opening.findings, *findings]
 
 
-def _start(session: Session, started: _Started) -> None:
-    session.begin("import pynvml")
-    try:
-        import pynvml  # noqa: PLC0415
-    except ImportError:
-        detail, remedy = "the Python bindings of NVML are not installed", "pip install nvidia-ml-py"
-        session.findings.append(Finding("no_bindings", "info", ("nvml",), detail, remedy))
-        return
+def _start(nvml: Any, session: Session, started: _Started) -> None:
     session.begin("nvmlInit")
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        session.findings.append(_start_finding(pynvml, error))
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        session.findings.append(_start_finding(nvml, error))
         return
-    session.nvml = pynvml
+    session.nvml = nvml
     started.driver = session.ask("nvmlSystemGetDriverVersion")
     started.count = session.ask("nvmlDeviceGetCount") or 0
 

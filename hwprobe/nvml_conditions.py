@@ -26,6 +26,7 @@ class NvmlConditions:
             import pynvml  # noqa: PLC0415
         except ImportError:
             raise NoGpus("the Python bindings of NVML are not installed") from None
+        session.begin("nvmlInit")
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:

@@ -1,13 +1,15 @@
 """Probe one host: everything that the affinity map needs, in one call, without root, without a GPU, without raising.
 
 Invariant: reads only; the roots it reads from are arguments, so that a synthetic tree gives the same answer on every
-machine.
+machine. It takes less than ``PROMISED_S`` whatever call of NVML hangs, the first one included: what has not answered by
+then is a finding. Only where the kernel counts GPUs that may be asleep is their driver given ``WAKING_S``.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +30,14 @@ from hwprobe.symptoms import gpu_findings
 from hwprobe.sysfs import entries, read_numa_node, read_text
 from hwprobe.visible import visible
 
+PROMISED_S = 1.0
+WAKING_S = 10.0
+"""For a driver that starts, and wakes up GPUs, for the first asker."""
+REST_S = 0.1
+"""Of what is promised, for what is done after NVML, and for looking at its threads."""
+LEAST_NVML_S = 0.3
+"""On a machine that is so busy that everything else took what is promised."""
+
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
 
@@ -40,16 +50,18 @@ def probe(
     environ: Mapping[str, str] | None = None,
     host: HostFacts | None = None,
     name: str | None = None,
-    nvml_timeout_s: float = 10.0,
+    run: Path = Path("/run"),
+    nvml_timeout_s: float | None = None,
     query_timeout_s: float = QUERY_TIMEOUT_S,
 ) -> Hardware:
     """What this process finds on its host.
 
     ``cgroup`` is where control groups are mounted (default ``sysfs/fs/cgroup``), ``environ`` is asked for
-    CUDA_VISIBLE_DEVICES, ``host`` replaces what psutil says, ``name`` the host's name. NVML is waited for
-    ``nvml_timeout_s`` at most: without persistence mode the driver alone may take seconds to start, and to wake up its
-    GPUs; a query that hangs after that costs ``query_timeout_s``. Everything else takes milliseconds.
+    CUDA_VISIBLE_DEVICES, ``host`` replaces what psutil says, ``name`` the host's name. NVML as a whole is waited for
+    ``nvml_timeout_s`` at most (None: see the module docstring), one query of a driver that has started for
+    ``query_timeout_s``. Everything else takes milliseconds.
     """
+    begun = time.monotonic()
     findings: list[Finding] = []
     host = host if host is not None else read_host()
     cgroup = cgroup if cgroup is not None else sysfs / "fs" / "cgroup"
@@ -57,6 +69,10 @@ def probe(
     cpu = read_cpu(sysfs, proc, host, limits)
     numa = read_numa(sysfs, cpu, host, findings)
     nics = read_nics(sysfs, findings)
+    memory, disks, kernel = read_memory(sysfs, host, limits), read_disks(sysfs, proc), read_kernel(sysfs, proc, cgroup)
+    if nvml_timeout_s is None:
+        left_s = begun + PROMISED_S - REST_S - time.monotonic()
+        nvml_timeout_s = WAKING_S if _may_sleep(proc, run) else max(left_s, LEAST_NVML_S)
     driver, gpus, told = read_gpus(nvml_timeout_s, query_timeout_s)
     findings += _explain_no_driver(sysfs, told)
     environ = os.environ if environ is None else environ
@@ -71,16 +87,21 @@ def probe(
     return Hardware(
         host=name or socket.gethostname(),
         cpu=cpu,
-        memory=read_memory(sysfs, host, limits),
+        memory=memory,
         numa=numa,
         nics=nics,
         gpus=gpus,
-        disks=read_disks(sysfs, proc),
+        disks=disks,
         driver=driver,
         cgroup=limits.version,
-        kernel=read_kernel(sysfs, proc, cgroup),
+        kernel=kernel,
         findings=coalesce(findings),
     )
+
+
+def _may_sleep(proc: Path, run: Path) -> bool:
+    """Whether the kernel's driver counts GPUs, and no persistence daemon keeps them awake."""
+    return bool(entries(proc / "driver" / "nvidia" / "gpus")) and not (run / "nvidia-persistenced" / "socket").exists()
 
 
 def _explain_no_driver(sysfs: Path, findings: list[Finding]) -> list[Finding]:

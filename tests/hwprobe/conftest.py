@@ -23,7 +23,7 @@ import time
 import sys
 from pathlib import Path
 import msgspec
-import pynvml  # before the clock of nvml_timeout_s starts: importing it takes long on a busy machine
+import pynvml  # before the clock starts: importing it takes long on a busy machine
 from hwprobe import ResourceProfile, build_affinity_map, probe
 from hwprobe.host import HostFacts
 
@@ -34,6 +34,7 @@ hardware = probe(
     proc=Path(order["proc"]),
     host=msgspec.convert(order["facts"], HostFacts),
     name="node-a",
+    run=Path(order["run"]),
     nvml_timeout_s=order["nvml_timeout_s"],
     query_timeout_s=order["query_timeout_s"],
 )
@@ -73,7 +74,7 @@ def probe_with_fake(fake_nvml: Path) -> ProbeWithFake:
         *,
         profile: ResourceProfile | None = None,
         visible: str | None = None,
-        nvml_timeout_s: float = 30.0,
+        nvml_timeout_s: float | None = 30.0,
         query_timeout_s: float = 30.0,
         **variables: str,
     ) -> Answer:
@@ -81,6 +82,7 @@ def probe_with_fake(fake_nvml: Path) -> ProbeWithFake:
         order: dict[str, Any] = {
             "sysfs": str(sysfs),
             "proc": str(proc),
+            "run": str(proc.parent / "run"),
             "facts": msgspec.to_builtins(facts),
             "profile": msgspec.to_builtins(profile if profile is not None else ResourceProfile()),
             "nvml_timeout_s": nvml_timeout_s,

@@ -17,6 +17,7 @@
  *                   GPU, function (and its argument), and the number that it answers in place of the usual one
  * FAKE_NVML_FAULTS  "3:nvmlDeviceGetName:15;*:nvmlDeviceGetMigMode:3;-:nvmlInitWithFlags:9;0:...:hang"
  *                   GPU ("*" any, "-" none), function, and the error that it returns; "hang" never returns
+ * FAKE_NVML_INIT_MS "1500"                                 what nvmlInitWithFlags takes
  *
  * GPU i sits at PCI 00000000:<8(i+1)>:00.0; GPUs 0-1, 2-3, ... share a PCIe switch, each half of them a NUMA node.
  */
@@ -148,6 +149,7 @@ static void read_slices(void) {
 int nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     CHECK(-1);
+    usleep((unsigned int)atoi(env("FAKE_NVML_INIT_MS")) * 1000u);
     char list[4096];
     snprintf(list, sizeof list, "%s", env("FAKE_NVML_GPUS"));
     char *rest = NULL;

@@ -149,6 +149,32 @@ def test_a_driver_that_does_not_start_in_time_leaves_the_rest_of_the_map(
     assert [device.id for device in answer.affinity.devices] == ["cpu"]
 
 
+AWAKE = {"driver/nvidia/gpus/0000:08:00.0/information": "Model: NVIDIA H20"}
+
+
+@pytest.mark.parametrize("call", ["-:nvmlInitWithFlags", "-:nvmlSystemGetDriverVersion", "0:nvmlDeviceGetUUID"])
+def test_a_call_that_hangs_costs_no_more_than_the_probe_promises(
+    probe_with_fake: ProbeWithFake, tmp_path: Path, call: str
+) -> None:
+    """Whichever it is, with the time limits that everybody has; a persistence daemon keeps the GPUs awake."""
+    sysfs, proc, facts = two_sockets(tmp_path)
+    write(proc, AWAKE)
+    write(proc.parent / "run", {"nvidia-persistenced/socket": ""})
+    answer = probe_with_fake((sysfs, proc, facts), gpus=H20, faults=f"{call}:hang", nvml_timeout_s=None)
+    assert answer.hardware.gpus == ()
+    (finding,) = answer.hardware.findings
+    assert (finding.code, finding.severity) == ("timed_out", "error")
+    assert call.partition(":")[2].removesuffix("WithFlags") in finding.detail
+    assert answer.seconds < 9.0  # less than a sleeping driver would be given, on however busy a machine
+
+
+def test_a_driver_that_may_sleep_is_given_the_time_to_wake_up(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
+    sysfs, proc, facts = two_sockets(tmp_path)
+    write(proc, AWAKE)
+    answer = probe_with_fake((sysfs, proc, facts), gpus=H20, init_ms="1500", nvml_timeout_s=None)
+    assert [gpu.index for gpu in answer.hardware.gpus] == [0]
+
+
 def test_ways_that_hang_cost_no_gpu(probe_with_fake: ProbeWithFake, tmp_path: Path) -> None:
     faults = "1:nvmlDeviceGetP2PStatus:hang"
     answer = probe_with_fake(

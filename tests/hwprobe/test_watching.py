@@ -77,12 +77,16 @@ for variables in msgspec.json.decode(sys.argv[1]):
     os.environ |= variables
     until_told()
 watch.stop()
-sys.stdout.buffer.write(msgspec.json.encode([[one.begun, one.ended] for one in told]))
+sys.stdout.buffer.write(msgspec.json.encode([[one.begun, one.ended, one.gpus_seen] for one in told]))
 """
 
 
-def told(fake_nvml: Path, *steps: dict[str, str]) -> list[tuple[list[Finding], list[Finding]]]:
-    """What began and ended after each change of the fake library's variables, two GPUs watched."""
+Told = tuple[list[Finding], list[Finding], bool]
+
+
+def told(fake_nvml: Path, *steps: dict[str, str]) -> list[Told]:
+    """What began and ended after each change of the fake library's variables, two GPUs watched, and whether they were
+    looked at."""
     environ = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
     environ |= {
         "LD_LIBRARY_PATH": str(fake_nvml),
@@ -93,7 +97,7 @@ def told(fake_nvml: Path, *steps: dict[str, str]) -> list[tuple[list[Finding], l
     command = [sys.executable, "-c", CHILD, msgspec.json.encode(steps).decode()]
     done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    return msgspec.json.decode(done.stdout, type=list[tuple[list[Finding], list[Finding]]])
+    return msgspec.json.decode(done.stdout, type=list[Told])
 
 
 def test_a_gpu_that_is_slowed_then_lost_then_back_is_told_at_each_turn(fake_nvml: Path) -> None:
@@ -106,7 +110,7 @@ def test_a_gpu_that_is_slowed_then_lost_then_back_is_told_at_each_turn(fake_nvml
     )
     said = [
         ([(one.code, one.subjects) for one in begun], [(one.code, one.subjects) for one in ended])
-        for begun, ended in answers
+        for begun, ended, _ in answers
     ]
     assert said == [
         ([("throttled", ("gpu1",))], []),
@@ -116,8 +120,25 @@ def test_a_gpu_that_is_slowed_then_lost_then_back_is_told_at_each_turn(fake_nvml
     assert answers[0][0][0].detail == "its clocks are held down: hardware_thermal, at 990 MHz"
 
 
+def test_a_driver_that_hangs_as_it_starts_is_told_and_says_nothing_of_gpus(fake_nvml: Path) -> None:
+    ((begun, ended, gpus_seen),) = told(fake_nvml, {"FAKE_NVML_FAULTS": "-:nvmlInitWithFlags:hang"})
+    assert [(one.code, one.subjects, one.detail) for one in begun] == [
+        ("timed_out", ("nvml",), "NVML does not return from nvmlInit")
+    ]
+    assert (ended, gpus_seen) == ([], False)
+
+
+def test_until_the_gpus_were_looked_at_what_the_probe_found_of_them_stands() -> None:
+    slow = Finding("throttled", "warning", ("gpu0",), "its clocks are held down")
+    full = Finding("memory_full", "warning", ("memory",), "95 of 100 GiB")
+    found = build_affinity_map(host("a", gpus=(Gpu(index=0, name="NVIDIA H20", memory_bytes=GIB, numa_node=0),)))
+    found = msgspec.structs.replace(found, findings=(slow, full))
+    assert found.under((), gpus_seen=False).findings == (slow,)
+    assert found.under(()).findings == ()
+
+
 def test_a_driver_that_hangs_holds_up_nobody_and_is_told(fake_nvml: Path) -> None:
-    ((begun, ended),) = told(fake_nvml, {"FAKE_NVML_FAULTS": "0:nvmlDeviceGetClockInfo:hang"})
+    ((begun, ended, _),) = told(fake_nvml, {"FAKE_NVML_FAULTS": "0:nvmlDeviceGetClockInfo:hang"})
     assert [(one.code, one.subjects) for one in begun] == [("timed_out", ("gpu0",))]
     assert "nvmlDeviceGetClockInfo" in begun[0].detail
     assert ended == []
