@@ -10,13 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bus.security import ClusterKey, make_key
 from coordinator.doctor import between
 from hwprobe.doctor import Examined, Unable
 from hwprobe.doctor.peers import Peer, parse_peer
+from tests.doctor.preloads import preload
 from tests.doctor.relay import far_away
+from tests.doctor.wheels import installed
 from tests.support.machines import Machine
 from tests.support.namespaces import within
 
@@ -57,11 +60,7 @@ def test_two_healthy_hosts_give_no_finding(peer: Peer) -> None:
 
 
 def test_a_clock_that_is_wrong_is_measured(tmp_path: Path) -> None:
-    library = tmp_path / "skewed_clock.so"
-    source = Path(__file__).with_name("skewed_clock.c")
-    build = ["gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library)]
-    subprocess.run([*build, str(source)], check=True, timeout=60)
-    with serving(LD_PRELOAD=str(library), SKEWED_CLOCK_S="-7") as peer:
+    with serving(**preload("skewed_clock", tmp_path), SKEWED_CLOCK_S="-7") as peer:
         (finding,) = found_by(between.clock, peer).findings
     assert (finding.severity, finding.subject) == ("warning", peer.name)
     assert 6.5 <= float(finding.evidence.split("its clock is ")[1].split()[0]) <= 7.5
@@ -113,10 +112,13 @@ def test_what_listens_and_is_no_doctor_is_an_error(monkeypatch: pytest.MonkeyPat
     assert "--serve" in finding.remedy
 
 
-def test_other_software_there_is_told(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(between, "versions", lambda: {"python": "3.11.0", "msgspec": "0.19.0"})
-    (finding,) = found_by(between.software, peer).findings
-    assert "(here 0.19.0)" in finding.evidence
+def test_other_software_there_is_told(tmp_path: Path) -> None:
+    older = installed(tmp_path / "older", "msgspec==0.19.0")
+    with serving(PYTHONPATH=f"{older}:{ROOT}") as peer:
+        (finding,) = found_by(between.software, peer).findings
+    assert (finding.severity, finding.subject) == ("warning", peer.name)
+    assert finding.evidence == f"it has msgspec 0.19.0 (here {msgspec.__version__})"
+    assert "bin/setup" in finding.remedy
 
 
 def test_peers_without_a_port_have_nobody_to_ask() -> None:

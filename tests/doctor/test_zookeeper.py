@@ -10,15 +10,20 @@ import pytest
 
 from coordinator.doctor import store
 from hwprobe.doctor import Unable, ensembles
+from tests.doctor.preloads import preload
 from tests.doctor.relay import far_away
 from tests.support.ports import free_port
 from tests.support.zookeeper import JARS, Server, running_servers
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def needs_server() -> None:
     if shutil.which("java") is None or not all(Path(jar).exists() for jar in JARS):
         pytest.skip("needs a ZooKeeper server: apt-get install --no-install-recommends zookeeper")
+
+
+@pytest.fixture(scope="module")
+def server(needs_server: None) -> Iterator[Server]:
     with running_servers(1) as (one,):
         yield one
 
@@ -51,7 +56,23 @@ def test_a_slow_server_is_found_by_its_answers_and_by_its_changes(
         (finding,) = store.look(f"zk://{address}").findings
         assert finding.severity == "warning"
         assert float(finding.evidence.split("took ")[1].split()[0]) >= 120
-        assert "dataLogDir" in finding.remedy
+        assert "far away or overloaded" in finding.cause
+        assert "near the coordinators" in finding.remedy
+
+
+def test_a_server_whose_disk_is_slow_is_told_from_one_that_is_far_away(
+    tmp_path: Path, needs_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ROUNDS", 3)
+    slow = {**preload("slow_disk", tmp_path), "SLOW_DISK_MS": "300"}
+    with running_servers(1, sync=True, environment=slow) as (server,):
+        assert ensembles.look([server.address]).findings == []  # which needs no disk
+        (finding,) = store.look(f"zk://{server.address}").findings
+    assert finding.severity == "warning"
+    assert float(finding.evidence.split("took ")[1].split()[0]) >= 300
+    assert finding.cause.startswith("a server's disk is slow")
+    assert finding.remedy.startswith("give every server a disk of its own for dataLogDir")
+    assert "fsync-ing the write ahead log" in finding.remedy
 
 
 def test_a_server_that_hangs_is_an_error_until_it_goes_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

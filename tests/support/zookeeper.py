@@ -17,8 +17,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from tests.support.ports import free_ports
@@ -39,7 +40,7 @@ class ServerFailed(RuntimeError):
 
 class Server:
     """One server process. ``more`` are further lines of its configuration: ``server.N`` for the members of an ensemble,
-    what it needs for TLS. ``sync``: what it acknowledges is on the disk."""
+    what it needs for TLS. ``sync``: what it acknowledges is on the disk. ``environment`` is added to this process's."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class Server:
         *,
         sync: bool = False,
         host: str = "127.0.0.1",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         self.address = f"{host}:{port}"
         self._directory = directory
         self._log = directory / "log"
@@ -89,6 +92,7 @@ class Server:
                     "org.apache.zookeeper.server.quorum.QuorumPeerMain",
                     str(self._directory / "zoo.cfg"),
                 ],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -126,17 +130,20 @@ class Server:
 
 
 @contextmanager
-def running_servers(count: int = 1, *, sync: bool = False, host: str = "127.0.0.1") -> Iterator[list[Server]]:
-    """Independent servers, all serving, at an address of this machine."""
+def running_servers(
+    count: int = 1, *, sync: bool = False, host: str = "127.0.0.1", environment: Mapping[str, str] | None = None
+) -> Iterator[list[Server]]:
+    """Independent servers, all serving, at an address of this machine; ``environment`` is added to this process's."""
+    server = partial(Server, sync=sync, host=host, environment=environment)
     with _directory() as directory, _killed_at_the_end() as servers:
         for number, port in enumerate(free_ports(count)):  # all begin at once: each takes a second
-            servers.append(Server(directory / f"{number}-0", port, sync=sync, host=host))
+            servers.append(server(directory / f"{number}-0", port))
             servers[number].start()
         for number in range(count):
             attempt = 0
             while not _serves([servers[number]], last=attempt == _ATTEMPTS - 1):
                 attempt += 1
-                servers[number] = Server(directory / f"{number}-{attempt}", free_ports(1)[0], sync=sync, host=host)
+                servers[number] = server(directory / f"{number}-{attempt}", free_ports(1)[0])
                 servers[number].start()
         yield servers
 
