@@ -7,18 +7,22 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from hwprobe.doctor import Examined, Finding, disks, limits, ports
 from tests.doctor.conftest import Mount
+from tests.doctor.preloads import preload
 from tests.support.machines import Machine
 from tests.support.namespaces import within
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
+NOBODY = 65534
 
 LIMITED = """
 import resource, sys
@@ -30,6 +34,19 @@ number = {"files": resource.RLIMIT_NOFILE, "locked": resource.RLIMIT_MEMLOCK}[wh
 resource.setrlimit(number, (200, resource.getrlimit(number)[1]))
 found = limits.look_files() if what == "files" else limits.look_memory(sysfs=Path(sysfs))
 sys.stdout.buffer.write(msgspec.json.encode(found.findings))
+"""
+
+LOOKED_AT = """
+import os, sys
+from pathlib import Path
+import msgspec
+from hwprobe.doctor import disks
+place, *user = sys.argv[1:]
+for number in map(int, user):
+    os.setgroups([])
+    os.setresgid(number, number, number)
+    os.setresuid(number, number, number)
+sys.stdout.buffer.write(msgspec.json.encode(disks.look({Path(place): 0}).findings))
 """
 
 
@@ -123,16 +140,36 @@ def test_too_few_ports_for_connections_are_found(pair: tuple[Machine, Machine]) 
     assert "found 1000 (60000 to 60999)" in finding.evidence
 
 
-def test_ports_that_are_nearly_all_in_use_are_found(tmp_path: Path) -> None:
-    (tmp_path / "net").mkdir()
-    (tmp_path / "sys" / "net" / "ipv4").mkdir(parents=True)
-    (tmp_path / "sys" / "net" / "ipv4" / "ip_local_port_range").write_text("32768\t60999\n")
-    counted = "sockets: used 30000\nTCP: inuse 1200 orphan 0 tw {ended} alloc 1200 mem 3\nUDP: inuse 2 mem 1\n"
-    (tmp_path / "net" / "sockstat").write_text(counted.format(ended=1000))
-    assert ports.look([], proc=tmp_path).findings == []
-    (tmp_path / "net" / "sockstat").write_text(counted.format(ended=25_000))
-    (finding,) = ports.look([], proc=tmp_path).findings
-    assert finding.evidence == "26200 connections for 28232 ports (32768 to 60999)"
+def test_ports_that_are_nearly_all_in_use_are_found_and_more_of_them_help(
+    pair: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    machine, _ = pair
+    (tmp_path / "sys").symlink_to("/proc/sys")
+    (tmp_path / "net").symlink_to("/proc/thread-self/net")  # of the namespace that a thread has entered
+    place = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+    def found() -> list[Finding]:
+        return within(machine.name, lambda: ports.look([], proc=tmp_path).findings)
+
+    within(machine.name, lambda: place.write_text("30000 34095"))
+    assert found() == []
+    within(machine.name, lambda: connections(machine.address, 3400))
+    (finding,) = found()
+    assert finding.evidence.endswith(" connections for 4096 ports (30000 to 34095)")
+    assert 3400 <= int(finding.evidence.split()[0]) <= 3420
+    assert "widen net.ipv4.ip_local_port_range" in finding.remedy
+    within(machine.name, lambda: place.write_text("30000 60999"))
+    assert found() == []
+
+
+def connections(address: str, number: int) -> None:
+    """Made and ended: each keeps its port for a minute (TIME_WAIT)."""
+    with socket.create_server((address, 0)) as server:
+        for _ in range(number):
+            near = socket.create_connection(server.getsockname())
+            far, _ = server.accept()
+            near.close()
+            far.close()
 
 
 def look(path: Path, room: int) -> Examined:
@@ -161,6 +198,36 @@ def test_a_disk_that_cannot_be_written_is_an_error(small_disk: Mount) -> None:
     (finding,) = look(small_disk("size=10m,ro"), MIB).findings
     assert finding.severity == "error"
     assert "Read-only file system" in finding.evidence
+
+
+def test_a_disk_on_which_everything_arrives_late_is_found(tmp_path: Path) -> None:
+    place = tmp_path / "runs"
+    place.mkdir()
+    (finding,) = looked_at(place, environment=preload("slow_disk", tmp_path) | {"SLOW_DISK_MS": "1100"})
+    assert (finding.severity, finding.subject) == ("warning", str(place))
+    assert float(finding.evidence.split("it took ")[1].split()[0]) >= 1.1
+    assert "put runs on a local disk (--runs)" in finding.remedy
+    assert looked_at(place) == []
+
+
+def test_a_directory_of_somebody_else_is_an_error(tmp_path: Path, needs_root: None) -> None:
+    place = Path(tempfile.mkdtemp())  # one that everybody may enter leads there
+    try:
+        place.chmod(0o755)
+        (finding,) = looked_at(place, user=NOBODY)
+    finally:
+        place.rmdir()
+    assert (finding.severity, finding.evidence) == ("error", "1 MiB cannot be written there: Permission denied")
+    assert finding.cause == "it is mounted read-only, or belongs to somebody else"
+
+
+def looked_at(place: Path, user: int | None = None, environment: Mapping[str, str] | None = None) -> list[Finding]:
+    """By another process, and another user."""
+    words = [sys.executable, "-c", LOOKED_AT, str(place), *([] if user is None else [str(user)])]
+    environ = {**os.environ, **(environment or {})}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return msgspec.json.decode(done.stdout, type=list[Finding])
 
 
 def test_a_disk_with_room_is_written_to_and_left_as_it_was(tmp_path: Path) -> None:
