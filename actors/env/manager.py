@@ -125,13 +125,13 @@ class EnvHost(Actor):
             await self._agents.start()
 
     async def on_stop(self) -> None:
-        if self._agents is not None:
-            await self._agents.stop()
         self._left.clear()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._agents is not None:  # whose clients have been told that their sessions are over
+            await self._agents.stop()
 
     # ---- messages ------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``.
 
-Invariant: a client can cost no more than its share: it has ``BODY_S`` to send a body of at most ``MOST_BYTES``, and at
-most ``CLIENTS`` are connected at a time. Every request needs the key of a session. Every error has the form of
-OpenAI's.
+Invariant: a client can cost no more than its share: it has ``HEAD_S`` to ask something, ``BODY_S`` to send a body of at
+most ``MOST_BYTES``, and at most ``CLIENTS`` are connected at a time. Every request needs the key of a session. Every
+error has the form of OpenAI's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from actors.env.agents.session import Session, beside_the_loop
 
 log = logging.getLogger(__name__)
 
+HEAD_S = 30.0
 BODY_S = 30.0
 MOST_BYTES = 16 * 1024 * 1024
 CLIENTS = 4096
@@ -38,14 +39,21 @@ class HttpEndpoint:
     async def start(self, sessions: Sessions) -> str:
         """See ``actors.env.agents.play.Endpoint``."""
         settings = sessions.settings
-        http = web.Server(_Answering(sessions).answer, access_log=None)
+        answering = _Answering(sessions)
+        http = web.Server(answering.answer, access_log=None)
         self._runner = web.ServerRunner(http, shutdown_timeout=STOP_S)
         await self._runner.setup()
 
-        def connected() -> asyncio.Protocol:
-            return http() if len(http.connections) < CLIENTS else _Full()
-
         loop = asyncio.get_running_loop()
+
+        def connected() -> asyncio.Protocol:
+            if len(http.connections) >= CLIENTS:
+                return _Full()
+            client = http()
+            answering.silent.add(client)
+            loop.call_later(HEAD_S, answering.let_go, client)
+            return client
+
         self._server = await loop.create_server(connected, settings.host, settings.port, backlog=BACKLOG)
         host, port = self._server.sockets[0].getsockname()[:2]
         if host in ("0.0.0.0", "::"):
@@ -74,6 +82,7 @@ class _Answering:
     """What each path answers."""
 
     def __init__(self, sessions: Sessions) -> None:
+        self.silent: set[web.RequestHandler] = set()  # who has not asked anything yet
         self._sessions = sessions
         self._paths: dict[str, tuple[str, Callable[[web.BaseRequest, Session], Awaitable[web.StreamResponse]]]] = {
             "/v1/models": ("GET", self._models),
@@ -81,7 +90,14 @@ class _Answering:
             "/v1/completions": ("POST", self._text),
         }
 
+    def let_go(self, client: web.RequestHandler) -> None:
+        """If it is still silent."""
+        if client in self.silent:
+            self.silent.remove(client)
+            client.force_close()
+
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.silent.discard(request.protocol)
         try:
             return await self._answer(request)
         except Refused as refused:

@@ -1,0 +1,224 @@
+"""The endpoint as a client sees it: OpenAI's own, unmodified, and some that behave badly."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from actors.env.agents import server
+from actors.env.agents.protocol import Session
+from actors.env.messages import Outcome
+from actors.env.tokenizers import ByteTokenizer
+from actors.proxy.engines.protocol import Completion
+from actors.proxy.messages import Finished
+from tests.agents.support import ASK, CHAT, World, post, world
+from tests.support.loops import run, until
+
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "open", "parameters": {"properties": {"door": {"type": "string"}}}}}
+]
+SAYS = "Let me see.\nopen: left"
+
+
+def answers(made: World, text: str) -> None:
+    """The next engine that is asked says this, and ends its turn."""
+    (id_,) = made.proxy.held
+    tokens = np.append(ByteTokenizer().encode(text), 257).astype(np.int32)
+    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
+    made.node.tell(made.proxy.held.pop(id_), Finished("e0", [Completion(id_, tokens, logprobs, 0 * tokens, "stop")]))
+
+
+def played(agent: Any, *says: str, **settings: Any) -> tuple[Outcome, World]:
+    """Run an agent; the engine answers with these texts one after another, and with "R" where there are none."""
+
+    async def test() -> tuple[Outcome, World]:
+        async with world(agent, **settings) as made:
+            made.proxy.holds = lambda request: bool(says)
+            made.start("t1")
+            for text in says:
+                await until(lambda: made.proxy.held or made.coordinator.outcomes)
+                if made.proxy.held:
+                    answers(made, text)
+            return await made.outcome("t1"), made
+
+    return run(test())
+
+
+def test_openais_client_sees_text_calls_logprobs_ids_and_usage() -> None:
+    openai = pytest.importorskip("openai")
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        client = openai.OpenAI(base_url=told.base_url, api_key=told.api_key, max_retries=0)
+        seen.append(client.chat.completions.create(**ASK, model="any", tools=TOOLS, logprobs=True))
+        messages = [*ASK["messages"], seen[0].choices[0].message]
+        messages.append({"role": "tool", "tool_call_id": seen[0].choices[0].message.tool_calls[0].id, "content": "ok"})
+        seen.append(client.chat.completions.create(messages=messages, model="any", tools=TOOLS))
+        seen.append([model.id for model in client.models.list()])
+        seen.append(client.models.retrieve("tiny").id)
+        return 1.0
+
+    outcome, made = played(agent, SAYS, "Done.", tool_calls="line")
+    assert outcome.state == "stored", outcome
+    first, second, models, model = seen
+    choice = first.choices[0]
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        "Let me see.",
+        "tool_calls",
+    )
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+        "function",
+        "open",
+        {"door": "left"},
+    )
+    sampled = [*SAYS.encode(), 257]
+    assert choice.model_extra["token_ids"] == sampled
+    assert [each.logprob for each in choice.logprobs.content] == [-(n + 1) / 8 for n in range(len(sampled))]
+    assert bytes(byte for each in choice.logprobs.content for byte in each.bytes) == SAYS.encode()
+    prompt = len("left or right?\n")
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (prompt, len(sampled))
+    assert (first.object, first.model, first.id) == ("chat.completion", "tiny", "chatcmpl-t1/0")
+    assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("Done.", "stop")
+    assert second.choices[0].message.tool_calls is None
+    assert (models, model) == (["tiny"], "tiny")
+    (segment,) = made.store.kept["t1"].segments
+    assert segment.tokens.tolist() == [*b"left or right?\n", *sampled, *b"\nok\n", *b"Done.", 257]
+    assert segment.logprobs[segment.loss_mask == 1][: len(sampled)].tolist() == [
+        -(n + 1) / 8 for n in range(len(sampled))
+    ]
+
+
+def test_openais_client_reads_streams() -> None:
+    openai = pytest.importorskip("openai")
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        client = openai.OpenAI(base_url=told.base_url, api_key=told.api_key, max_retries=0)
+        asked = {"model": "any", "stream": True, "stream_options": {"include_usage": True}}
+        seen.append(list(client.chat.completions.create(**ASK, tools=TOOLS, **asked)))
+        with client.chat.completions.stream(model="any", tools=TOOLS, **ASK) as stream:
+            seen.append(stream.get_final_completion())
+        seen.append(list(client.completions.create(prompt="once", max_tokens=4, **asked)))
+        return 1.0
+
+    outcome, _ = played(agent, SAYS, SAYS, "upon", tool_calls="line")
+    assert outcome.state == "stored", outcome
+    pieces, whole, texts = seen
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == "Let me see."
+    (call,) = pieces[0].choices[0].delta.tool_calls
+    assert (call.index, call.function.name, call.function.arguments) == (0, "open", '{"door": "left"}')
+    assert [piece.choices[0].finish_reason for piece in pieces if piece.choices] == [None, "tool_calls"]
+    assert pieces[-1].usage.completion_tokens == len(SAYS) + 1
+    assert whole.choices[0].message.tool_calls[0].function.arguments == '{"door": "left"}'
+    assert "".join(piece.choices[0].text for piece in texts if piece.choices) == "upon"
+    assert texts[-1].usage.total_tokens == len("once") + len("upon") + 1
+
+
+def test_openais_client_raises_its_own_errors() -> None:
+    openai = pytest.importorskip("openai")
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        client = openai.OpenAI(base_url=told.base_url, api_key=told.api_key)
+        with pytest.raises(openai.BadRequestError, match=r"temperature: the run samples at 1 .*found 0\.5") as caught:
+            client.chat.completions.create(**ASK, model="any", temperature=0.5)
+        seen.append(caught.value.param)
+        with pytest.raises(openai.BadRequestError, match="only 1 is supported here, found 3"):
+            client.chat.completions.create(**ASK, model="any", n=3)
+        with pytest.raises(openai.BadRequestError, match="allowed_token_ids: expected token ids from 0 to 263"):
+            client.chat.completions.create(**ASK, model="any", extra_body={"allowed_token_ids": [264]})
+        with pytest.raises(openai.AuthenticationError, match="belongs to no session"):
+            openai.OpenAI(base_url=told.base_url, api_key="sk-guess").models.list()
+        with pytest.raises(openai.NotFoundError, match="no such model: gpt"):
+            client.models.retrieve("gpt")
+        with pytest.raises(openai.NotFoundError, match="no such path: /v1/embeddings"):
+            client.embeddings.create(model="any", input="x")
+        client.chat.completions.create(**ASK, model="any", temperature=1.0)
+        return 1.0
+
+    outcome, _ = played(agent)
+    assert (outcome.state, outcome.turns, seen) == ("stored", 1, ["temperature"]), outcome
+
+
+def test_what_the_job_ignores_may_be_sent() -> None:
+    def agent(told: Session) -> float:
+        return float(post(told, body={**ASK, "temperature": 0.2, "seed": 3})[0])
+
+    assert played(agent, ignore=("temperature", "seed"))[0].reward == 2000.0
+
+
+def test_bad_keys_methods_and_bodies_are_answered_and_cost_the_session_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_BYTES", 1000)
+    monkeypatch.setattr(server, "BODY_S", 0.2)
+    seen: list[int] = []
+
+    def agent(told: Session) -> float:
+        head = (
+            f"POST {urlsplit(told.base_url).path}{CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {told.api_key}\r\n"
+        )
+        seen.append(post(told, body=b"x" * 1001)[0])
+        seen.append(post(told, body=b"{")[0])
+        seen.append(raw(told, head + "Content-Length: 10\r\n\r\n{"))
+        seen.append(raw(told, f"GET /v1{CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {told.api_key}\r\n\r\n"))
+        seen.append(raw(told, f"POST /v1{CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"))
+        seen.append(raw(told, "no HTTP at all\r\n\r\n"))
+        seen.append(post(told)[0])
+        return 1.0
+
+    assert played(agent)[0].state == "stored"
+    assert seen == [413, 400, 408, 405, 401, 400, 200]
+
+
+def test_clients_that_hang_hold_up_nobody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CLIENTS", 3)
+
+    def agent(told: Session) -> float:
+        url = urlsplit(told.base_url)
+        hanging = [socket.create_connection((url.hostname, url.port), 10) for _ in range(2)]
+        status = post(told)[0]
+        refused = False
+        while not refused and len(hanging) < 6:
+            hanging.append(socket.create_connection((url.hostname, url.port), 10))
+            refused = is_refused(hanging[-1])
+        for connection in hanging:
+            connection.close()
+        return float(status == 200 and refused and len(hanging) <= 4)
+
+    assert played(agent)[0].reward == 10.0
+
+
+def is_refused(connection: socket.socket) -> bool:
+    connection.settimeout(0.3)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+def test_a_client_that_never_asks_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 0.1)
+
+    def agent(told: Session) -> float:
+        url = urlsplit(told.base_url)
+        with socket.create_connection((url.hostname, url.port), 10) as silent:
+            let_go = silent.recv(1) == b""
+        return float(let_go and post(told)[0] == 200)
+
+    assert played(agent)[0].reward == 10.0
+
+
+def raw(told: Session, text: str) -> int:
+    """The status of what is answered to these bytes."""
+    url = urlsplit(told.base_url)
+    with socket.create_connection((url.hostname, url.port), 10) as connection:
+        connection.sendall(text.encode())
+        return int(connection.recv(64).split()[1])

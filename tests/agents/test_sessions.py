@@ -1,0 +1,442 @@
+"""A session is a trajectory: what its agent asks are its turns, and however one of them ends, the other does."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from actors.env.agents import bench, session
+from actors.env.agents.protocol import Result, Session
+from actors.env.messages import LearnerVersion, Stop
+from actors.env.recorder import check_trajectory
+from actors.trajectory import Trajectory
+from tests.agents.support import ASK, CHAT, Meeting, asks, post, world
+from tests.env_manager.support import RIGHT
+from tests.support.loops import run, settle, until
+
+
+def text_of(trajectory: Trajectory, segment: int = 0) -> str:
+    return bytes(trajectory.segments[segment].tokens.tolist()).decode()
+
+
+def test_what_an_agent_asks_are_the_turns_of_a_trajectory_with_its_reward() -> None:
+    async def test() -> None:
+        async with world(asks(3, reward=0.5)) as made:
+            made.proxy.version = 4
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.turns, outcome.sampled_tokens) == ("stored", 3, 3)
+            assert (outcome.env_return, outcome.success, outcome.metrics) == (0.5, True, {"asked": 3.0})
+            trajectory = made.store.kept["t1"]
+            check_trajectory(trajectory)
+            (segment,) = trajectory.segments
+            assert text_of(trajectory) == "left or right?\nR\nand now?\nR\nand now?\nR"
+            assert np.all(segment.tokens[segment.loss_mask == 1] == RIGHT)
+            assert np.all(segment.logprobs[segment.loss_mask == 1] == -0.5)
+            assert (trajectory.initiating_version, trajectory.task) == (4, 2)
+            assert [request.request_id for request in made.proxy.requests] == ["t1/0", "t1/1", "t1/2"]
+            assert made.proxy.requests[2].prompt.tolist() == segment.tokens[:-1].tolist()
+            assert (made.proxy.ended, made.proxy.whole) == (["t1"], {"t1"})
+
+    run(test())
+
+
+def test_sessions_that_run_at_once_are_kept_apart() -> None:
+    async def test() -> None:
+        def agent(told: Session) -> float:
+            barrier.wait(10)
+            status, _ = post(told, body={"messages": [{"role": "user", "content": told.api_key}]})
+            return float(status == 200)
+
+        barrier = threading.Barrier(4)
+        async with world(agent) as made:
+            made.start("t1", "t2", "t3", "t4")
+            for ticket in ("t1", "t2", "t3", "t4"):
+                assert (await made.outcome(ticket)).reward == 10.0
+            assert len({text_of(each) for each in made.store.kept.values()}) == 4
+
+    run(test())
+
+
+def test_an_agent_that_forgets_goes_on_in_a_new_segment_and_the_reason_is_counted() -> None:
+    async def test() -> None:
+        def agent(told: Session) -> float:
+            _, first = post(told)
+            answer = first["choices"][0]["message"]
+            post(told, body={"messages": [{"role": "user", "content": "shorter"}, answer, *ASK["messages"]]})
+            post(told, body={"messages": [{"role": "user", "content": "anew"}]})
+            return 1.0
+
+        async with world(agent) as made:
+            made.start("t1")
+            assert (await made.outcome("t1")).turns == 3
+            trajectory = made.store.kept["t1"]
+            check_trajectory(trajectory)
+            assert [text_of(trajectory, index) for index in range(3)] == [
+                "left or right?\nR",
+                "shorter\nR\nleft or right?\nR",
+                "anew\nR",
+            ]
+            assert [segment.loss_mask.sum() for segment in trajectory.segments] == [1, 1, 1]
+            assert (await made.counters())["agents_new_segment_history_changed"] == 2
+
+    run(test())
+
+
+def crashes(told: Session) -> float:
+    post(told)
+    raise KeyError("no such tool")
+
+
+def ends_the_process(told: Session) -> float:
+    post(told)
+    raise SystemExit(3)
+
+
+def says_nothing_of_use(told: Session) -> Any:
+    post(told)
+    return "well"
+
+
+def never_asks(told: Session) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "reason", "detail"),
+    [
+        (crashes, "agent_failed", "no such tool"),
+        (ends_the_process, "agent_failed", "SystemExit: 3"),
+        (says_nothing_of_use, "agent_failed", "expected an agent's result to be a finite number, found 'well'"),
+        (never_asks, "agent_asked_nothing", "returned without asking"),
+    ],
+)
+def test_an_agent_that_fails_costs_its_trajectory_under_a_name(agent: Any, reason: str, detail: str) -> None:
+    async def test() -> None:
+        async with world(agent) as made:
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.reason) == ("lost", reason)
+            assert detail in outcome.detail
+            assert (made.proxy.ended, made.proxy.whole) == (
+                ["t1"],
+                {"t1"} if reason == "agent_asked_nothing" else set(),
+            )
+
+    run(test())
+
+
+def test_an_agent_that_outlives_its_deadline_ends_and_is_told_so_when_it_asks_again() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            post(told)
+            meeting.wait()
+            meeting.saw.append(post(told))
+            return 1.0
+
+        async with world(agent, timeout_s=0.3) as made:
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.reason) == ("lost", "agent_timeout")
+            assert "environment.agent.timeout_s" in outcome.detail
+            meeting.may_go_on.set()
+            await until(lambda: meeting.saw)
+            ((status, answer),) = meeting.saw
+            assert status == 410
+            assert (answer["error"]["code"], "agent_timeout" in answer["error"]["message"]) == ("session_ended", True)
+
+    run(test())
+
+
+def test_what_an_agent_waits_for_fails_at_once_when_its_trajectory_is_stopped() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            meeting.saw.append(post(told))
+            return 1.0
+
+        async with world(agent) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1")
+            await until(lambda: made.proxy.held)
+            made.node.tell(made.host, Stop(["t1"], "straggler"))
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.reason) == ("lost", "straggler")
+            await until(lambda: meeting.saw)
+            ((status, answer),) = meeting.saw
+            assert (status, answer["error"]["code"]) == (410, "session_ended")
+            assert "straggler" in answer["error"]["message"]
+            assert made.proxy.aborted == ["t1/0"]
+
+    run(test())
+
+
+def test_a_trajectory_is_stopped_while_its_agent_does_something_else() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            post(told)
+            meeting.saw.append("asked")
+            meeting.wait()
+            return 1.0
+
+        async with world(agent) as made:
+            made.start("t1")
+            await until(lambda: meeting.saw)
+            made.node.tell(made.host, Stop(["t1"], "straggler"))
+            assert (await made.outcome("t1")).reason == "straggler"
+            meeting.may_go_on.set()
+
+    run(test())
+
+
+def test_a_stale_trajectory_ends_at_its_next_turn() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            post(told)
+            meeting.saw.append("asked")
+            meeting.wait()
+            return float(post(told)[0])
+
+        async with world(agent) as made:
+            made.start("t1")
+            await until(lambda: meeting.saw)
+            made.node.tell(made.host, LearnerVersion(2, 1))
+            await settle()
+            meeting.may_go_on.set()
+            assert (await made.outcome("t1")).reason == "stale"
+            assert len(made.proxy.requests) == 1
+
+    run(test())
+
+
+def test_an_engine_that_fails_costs_the_trajectory_and_its_agent_is_told() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            meeting.saw.append(post(told))
+            return 1.0
+
+        async with world(agent) as made:
+            made.start("t1", faults={"t1": "engine fails"})
+            assert (await made.outcome("t1")).reason == "engine_failed"
+            await until(lambda: meeting.saw)
+            assert meeting.saw[0][0] == 410
+
+    run(test())
+
+
+def test_an_agent_that_asks_twice_at_once_ends() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            beside = threading.Thread(target=lambda: meeting.saw.append(post(told)))
+            beside.start()
+            meeting.wait()
+            meeting.saw.append(post(told, body={**ASK, "max_tokens": 2}))
+            beside.join(10)
+            return 1.0
+
+        async with world(agent) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1")
+            await until(lambda: made.proxy.held)
+            meeting.may_go_on.set()
+            assert (await made.outcome("t1")).reason == "agent_overlapped"
+            await until(lambda: len(meeting.saw) == 2)
+            assert [status for status, _ in meeting.saw] == [410, 410]
+
+    run(test())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_request_that_is_repeated_after_its_connection_broke_gets_the_answer_of_the_first(before: bool) -> None:
+    """``before``: it is repeated before the engine has answered; else after."""
+
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            url = urlsplit(told.base_url)
+            connection = http.client.HTTPConnection(url.netloc, timeout=10)
+            headers = {"Authorization": f"Bearer {told.api_key}"}
+            connection.request("POST", url.path + CHAT, b'{"messages": [{"role": "user", "content": "?"}]}', headers)
+            meeting.wait()
+            connection.close()
+            meeting.saw.append("broken")
+            meeting.saw.append(post(told, body=b'{"messages": [{"role": "user", "content": "?"}]}'))
+            return 1.0
+
+        async with world(agent) as made:
+            made.proxy.holds = lambda request: request.request_id == "t1/0"
+            made.start("t1")
+            await until(lambda: made.proxy.held)
+            meeting.may_go_on.set()
+            await until(lambda: meeting.saw == ["broken"] if before else meeting.saw)
+            if before:
+                while not (await made.counters()).get("agents_repeated"):
+                    await settle()
+            made.proxy.answer("t1/0")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.turns) == ("stored", 1)
+            assert meeting.saw[1][0] == 200
+            assert meeting.saw[1][1]["id"] == "chatcmpl-t1/0"
+            assert (await made.counters())["agents_repeated"] == 1
+
+    run(test())
+
+
+def test_an_agent_that_reaches_its_bound_of_turns_is_told_and_may_still_say_how_it_went() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> Result:
+            post(told)
+            meeting.saw += [post(told, body={"messages": [{"role": "user", "content": str(n)}]}) for n in range(2)]
+            return Result(0.25)
+
+        async with world(agent, max_turns=2) as made:
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.turns, outcome.env_return) == ("stored", 2, 0.25)
+            assert [status for status, _ in meeting.saw] == [200, 400]
+            assert meeting.saw[1][1]["error"]["code"] == "turn_limit"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        ({"max_turns": 2}, "turn_limit"),
+        ({"max_model_len": len("left or right?\nR\nand now?\nR\n")}, "context_length_exceeded"),
+    ],
+)
+def test_an_agent_that_fails_over_being_cut_has_earned_nothing(settings: dict[str, int], cut: str) -> None:
+    async def test() -> None:
+        async with world(asks(3), **settings) as made:
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.turns, outcome.env_return, outcome.success) == ("stored", 2, 0.0, False)
+            assert outcome.metrics == {cut: 1.0}
+            assert (await made.counters())[f"agents_cut_{cut}"] == 1
+
+    run(test())
+
+
+def test_a_turn_has_as_many_tokens_as_request_job_and_context_allow() -> None:
+    async def test() -> None:
+        def agent(told: Session) -> float:
+            post(told)
+            post(told, body={**ASK, "max_tokens": 2})
+            post(told, body={**ASK, "max_tokens": 99})
+            post(told, body={"messages": [{"role": "user", "content": "x" * 18}]})
+            return 1.0
+
+        async with world(agent, max_tokens=4, max_model_len=20) as made:
+            made.start("t1")
+            assert (await made.outcome("t1")).state == "stored"
+            assert [request.max_tokens for request in made.proxy.requests] == [4, 2, 4, 1]
+
+    run(test())
+
+
+def test_evaluations_are_played_greedily_and_kept_by_nobody() -> None:
+    async def test() -> None:
+        async with world(asks(2)) as made:
+            made.start("e1", purpose="evaluate")
+            outcome = await made.outcome("e1")
+            assert (outcome.state, outcome.reward) == ("evaluated", 1.0)
+            assert {(request.temperature, request.urgent) for request in made.proxy.requests} == {(0.0, True)}
+            assert made.store.kept == {}
+
+    run(test())
+
+
+def test_completions_go_on_from_their_text_or_their_ids() -> None:
+    async def test() -> None:
+        def agent(told: Session) -> float:
+            _, one = post(told, "/completions", {"prompt": "ab"})
+            _, two = post(told, "/completions", {"prompt": "ab" + one["choices"][0]["text"] + "cd"})
+            ids = [*b"abRcd", *two["choices"][0]["token_ids"], *b"ef"]
+            post(told, "/completions", {"prompt": ids})
+            post(told, "/completions", {"prompt": "else"})
+            return 1.0
+
+        async with world(agent) as made:
+            made.start("t1")
+            assert (await made.outcome("t1")).turns == 4
+            trajectory = made.store.kept["t1"]
+            check_trajectory(trajectory)
+            assert [text_of(trajectory, 0), text_of(trajectory, 1)] == ["abRcdRefR", "elseR"]
+
+    run(test())
+
+
+def test_a_worker_with_too_many_agents_that_do_not_return_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MOST_LEFT_BEHIND", 2)
+
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            meeting.wait()
+            return 1.0
+
+        async with world(agent, timeout_s=0.1) as made:
+            for ticket in ("t1", "t2"):
+                made.start(ticket)
+                assert (await made.outcome(ticket)).reason == "agent_timeout"
+            made.start("t3")
+            outcome = await made.outcome("t3")
+            assert outcome.reason == "env_worker_died"
+            assert "2 agents whose sessions are over have not returned" in outcome.detail
+            assert made.pool.killed == ["worker-0"]
+            meeting.may_go_on.set()
+
+    run(test())
+
+
+def test_a_host_that_is_stopped_tells_whoever_waits() -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            meeting.saw.append(post(told))
+            return 1.0
+
+        async with world(agent) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1")
+            await until(lambda: made.proxy.held)
+            await made.node.stop(made.host)
+            await until(lambda: meeting.saw)
+            assert meeting.saw[0][0] == 410
+            assert made.proxy.ended == ["t1"]
+
+    run(test())
+
+
+def test_large_bodies_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LARGE", 1)
+
+    async def test() -> None:
+        async with world(asks(2)) as made:
+            made.start("t1")
+            assert (await made.outcome("t1")).state == "stored"
+            assert text_of(made.store.kept["t1"]) == "left or right?\nR\nand now?\nR"
+
+    run(test())
