@@ -14,12 +14,12 @@ from hwprobe.tracing.children import ChildFailed, Interruption
 from hwprobe.tracing.folded import ASLEEP, fold
 from hwprobe.tracing.kernel import Kernel
 from hwprobe.tracing.looks import Gathered, Looks, ThreadSpan
-from hwprobe.tracing.order import Order, Site, finished, gather
+from hwprobe.tracing.order import Order, Site, finished, gather, queued
 from hwprobe.tracing.programs import MOST_PROCESSES, program
 from hwprobe.tracing.report import Entry, Report, Tool
 from hwprobe.tracing.sampled import Traffic
 from hwprobe.tracing.syscall_names import call_name
-from hwprobe.tracing.tables import call_rows, cpu_rows, fault_rows, offcpu_rows, runqueue_rows
+from hwprobe.tracing.tables import call_rows, cpu_rows, fault_rows, offcpu_rows
 from hwprobe.tracing.threads import kernel_stack, waits_in
 
 LOOKS_HZ = 1.0
@@ -76,7 +76,7 @@ def offcpu(order: Order, site: Site, kernel: Kernel, interruption: Interruption)
         looks,
         entries=offcpu_rows(spans, longest),
         unit="us",
-        folded={stack: weight for stack, weight in folded.items() if weight},
+        folded=folded,
         notes=maps.notes,
     )
 
@@ -107,19 +107,9 @@ def _asleep_throughout(spans: list[ThreadSpan], maps: Maps) -> list[ThreadSpan]:
 
 def runqueue(order: Order, site: Site, kernel: Kernel, interruption: Interruption) -> Report:
     maps, looks, gathered = _record(order, site, kernel, interruption)
-    spans = looks.spans()
-    folded = {fold((span.facts.name, f"thread {span.facts.tid}")): span.wait_ns // 1000 for span in spans}
-    return finished(
-        order,
-        "bpf",
-        gathered,
-        looks,
-        entries=runqueue_rows(spans, {int(tid): us for tid, us in maps.table("@longest").items()}),
-        histogram=maps.histograms.get("@waits", ()),
-        unit="us",
-        folded={stack: weight for stack, weight in folded.items() if weight},
-        notes=maps.notes,
-    )
+    longest_us = {int(tid): us for tid, us in maps.table("@longest").items()}
+    waits = maps.histograms.get("@waits", ())
+    return queued(order, "bpf", gathered, looks, longest_us, histogram=waits, notes=maps.notes)
 
 
 def syscalls(order: Order, site: Site, kernel: Kernel, interruption: Interruption) -> Report:
@@ -157,7 +147,7 @@ def syscalls(order: Order, site: Site, kernel: Kernel, interruption: Interruptio
         entries=call_rows(rows, "total_ms"),
         histogram=maps.histograms.get("@waits", ()),
         unit="us",
-        folded=dict(folded),
+        folded=folded,
         notes=maps.notes,
     )
 
@@ -175,7 +165,7 @@ def faults(order: Order, site: Site, kernel: Kernel, interruption: Interruption)
         looks,
         entries=fault_rows(looks.spans(), gathered.seconds),
         unit="faults",
-        folded=dict(folded),
+        folded=folded,
         notes=maps.notes,
     )
 
@@ -227,7 +217,7 @@ def stacks(order: Order, site: Site, kernel: Kernel, interruption: Interruption)
         looks,
         entries=cpu_rows(looks.spans()),
         unit="samples",
-        folded=dict(folded),
+        folded=folded,
         notes=maps.notes,
     )
 

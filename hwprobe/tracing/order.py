@@ -5,15 +5,17 @@ Invariant: whoever waits is told when the watching begins, which is not when the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hwprobe.tracing.children import Interruption
+from hwprobe.tracing.folded import fold
 from hwprobe.tracing.looks import Gathered, Looks
 from hwprobe.tracing.report import How, Report, Tool
+from hwprobe.tracing.tables import runqueue_rows
 from hwprobe.tracing.targets import Targets
 
 
@@ -53,8 +55,9 @@ def gather(
 
 
 def finished(order: Order, how: How, gathered: Gathered, looks: Looks, **found: Any) -> Report:
-    """The report of one way; ``found`` are further fields of it."""
+    """The report of one way; ``found`` are further fields of it. Stacks without weight are left out."""
     notes = (*found.pop("notes", ()), *gathered.notes())
+    folded = {stack: weight for stack, weight in found.pop("folded", {}).items() if weight}
     return Report(
         tool=order.tool,
         how=how,
@@ -62,6 +65,24 @@ def finished(order: Order, how: How, gathered: Gathered, looks: Looks, **found: 
         processes=len(looks.processes),
         threads=len(looks.spans()),
         interrupted=gathered.interrupted,
+        folded=folded,
         notes=tuple(dict.fromkeys(notes)),
+        **found,
+    )
+
+
+def queued(
+    order: Order, how: How, gathered: Gathered, looks: Looks, longest_us: Mapping[int, int] | None = None, **found: Any
+) -> Report:
+    """That of ``runqueue``: how long each thread waited for a CPU, by the kernel's counters, and at most, if known."""
+    spans = looks.spans()
+    return finished(
+        order,
+        how,
+        gathered,
+        looks,
+        entries=runqueue_rows(spans, longest_us),
+        unit="us",
+        folded={fold((span.facts.name, f"thread {span.facts.tid}")): span.wait_ns // 1000 for span in spans},
         **found,
     )

@@ -15,11 +15,11 @@ import msgspec
 from hwprobe.tracing.children import ChildFailed, Interruption
 from hwprobe.tracing.folded import ASLEEP, fold
 from hwprobe.tracing.looks import Looks, ThreadSpan, now_ns
-from hwprobe.tracing.order import Order, Site, finished, gather
+from hwprobe.tracing.order import Order, Site, finished, gather, queued
 from hwprobe.tracing.report import Entry, Report, Tool
 from hwprobe.tracing.sockets import Connection, Meter, connections, sent_segments
 from hwprobe.tracing.syscall_names import call_name
-from hwprobe.tracing.tables import call_rows, cpu_rows, fault_rows, ms, offcpu_rows, runqueue_rows
+from hwprobe.tracing.tables import call_rows, cpu_rows, fault_rows, ms, offcpu_rows
 from hwprobe.tracing.threads import ThreadFacts, call_of, kernel_stack, waits_in
 
 COUNTERS_HZ = 1.0  # where only counters are read: new threads and connections are found so often
@@ -83,18 +83,8 @@ def offcpu(order: Order, site: Site, interruption: Interruption) -> Report:
 def runqueue(order: Order, site: Site, interruption: Interruption) -> Report:
     looks = Looks(site.targets, proc=site.proc)
     gathered = gather(order, site, "sampling", looks, interruption, rate_hz=COUNTERS_HZ)
-    spans = looks.spans()
-    folded = {fold((span.facts.name, f"thread {span.facts.tid}")): span.wait_ns // 1000 for span in spans}
-    return finished(
-        order,
-        "sampling",
-        gathered,
-        looks,
-        entries=runqueue_rows(spans),
-        unit="us",
-        folded={stack: weight for stack, weight in folded.items() if weight},
-        notes=("totals are the kernel's counters; single waits, and with them the longest, are not known",),
-    )
+    note = "totals are the kernel's counters; single waits, and with them the longest, are not known"
+    return queued(order, "sampling", gathered, looks, notes=(note,))
 
 
 def faults(order: Order, site: Site, interruption: Interruption) -> Report:
@@ -112,7 +102,7 @@ def faults(order: Order, site: Site, interruption: Interruption) -> Report:
         looks,
         entries=fault_rows(spans, gathered.seconds),
         unit="faults",
-        folded={stack: weight for stack, weight in folded.items() if weight},
+        folded=folded,
         notes=("numbers are the kernel's counters; what touched the pages is not known",),
     )
 
@@ -276,7 +266,7 @@ def stacks(order: Order, site: Site, interruption: Interruption) -> Report:
         looks,
         entries=cpu_rows(spans),
         unit="us",
-        folded={stack: weight for stack, weight in folded.items() if weight},
+        folded=folded,
         notes=("the programs' own frames are not known; waiting threads have their kernel stacks", *waits.notes()),
     )
 

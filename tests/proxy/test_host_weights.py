@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +24,33 @@ from actors.proxy.messages import (
     Staged,
 )
 from actors.weightsync.manifest import Receipt
-from tests.proxy.hosted import manifest, world
+from tests.proxy.hosted import World, manifest, world
 from tests.proxy.scripted_engine import ScriptedEngine
 from tests.support.loops import run, settle, until
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[World]:
+    """A host whose engine serves version 0."""
+    async with world() as made:
+        await made.begin()
+        yield made
+
+
+async def begin_a_step(made: World, tokens: int = 1) -> None:
+    """The engine is in the first step of request "a", until its gate is opened."""
+    made.engine.gate.clear()
+    made.add("a", tokens=tokens)
+    await until(made.engine.in_step.is_set)
+
+
+async def suspended_in_a_step(made: World) -> asyncio.Task[Any]:
+    """What waits for the answer to a suspend that came in the middle of a step of three."""
+    await begin_a_step(made, tokens=3)
+    suspending = asyncio.create_task(made.ask(HostSuspend()))
+    await settle()
+    return suspending
+
 
 # ---- suspend, update, resume ---------------------------------------------------------------------------------------
 
@@ -45,8 +72,7 @@ def test_no_step_is_made_without_weights() -> None:
 
 def test_a_request_for_a_later_version_joins_the_engine_with_it() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.add("early", from_version=2)
             made.add("now")
             await until(lambda: made.peer.served == ["now"])
@@ -63,8 +89,7 @@ def test_a_request_for_a_later_version_joins_the_engine_with_it() -> None:
 
 def test_a_newer_version_than_the_one_that_a_request_is_for_will_do() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.add("early", from_version=2)
             await made.ask(HostSuspend())
             await made.load(3)
@@ -76,8 +101,7 @@ def test_a_newer_version_than_the_one_that_a_request_is_for_will_do() -> None:
 
 def test_a_request_that_waits_for_its_version_can_be_aborted() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.add("early", from_version=1)
             made.node.tell(made.host, HostAbort("early"))
             await until(lambda: made.peer.served == ["early"])
@@ -92,8 +116,7 @@ def test_a_request_that_waits_for_its_version_can_be_aborted() -> None:
 
 def test_a_request_that_its_engine_refuses_when_its_version_comes_is_answered_with_the_reason() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.add("long", prompt=17, from_version=1)
             await made.ask(HostSuspend())
             await made.load(1)
@@ -105,13 +128,8 @@ def test_a_request_that_its_engine_refuses_when_its_version_comes_is_answered_wi
 
 def test_suspend_is_answered_once_the_step_under_way_has_ended_and_then_none_is_made() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
-            made.engine.gate.clear()
-            made.add("a", tokens=3)
-            await until(made.engine.in_step.is_set)
-            suspending = asyncio.create_task(made.ask(HostSuspend()))
-            await settle()
+        async with serving() as made:
+            suspending = await suspended_in_a_step(made)
             assert not suspending.done()
             made.engine.gate.set()
             await suspending
@@ -128,13 +146,8 @@ def test_suspend_is_answered_once_the_step_under_way_has_ended_and_then_none_is_
 
 def test_an_update_in_the_middle_of_a_request_keeps_its_tokens_and_marks_the_new_ones() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
-            made.engine.gate.clear()
-            made.add("a", tokens=3)
-            await until(made.engine.in_step.is_set)
-            suspending = asyncio.create_task(made.ask(HostSuspend()))
-            await settle()
+        async with serving() as made:
+            suspending = await suspended_in_a_step(made)
             made.engine.gate.set()
             await suspending
             receipt = await made.load(1)
@@ -149,8 +162,7 @@ def test_an_update_in_the_middle_of_a_request_keeps_its_tokens_and_marks_the_new
 
 def test_a_serving_engine_is_not_given_weights() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             with pytest.raises(NotServable, match="version 1 is for a suspended engine"):
                 await made.load(1)
             assert made.engine.version == 0
@@ -160,8 +172,7 @@ def test_a_serving_engine_is_not_given_weights() -> None:
 
 def test_after_a_load_that_failed_the_engine_serves_nothing_until_one_succeeds() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             await made.ask(HostSuspend())
             made.engine.fails = "load"
             with pytest.raises(RuntimeError, match="load: device lost"):
@@ -214,8 +225,7 @@ def test_staging_that_is_overtaken_says_so_and_the_later_order_counts() -> None:
 @pytest.mark.parametrize("call", ["step", "add", "abort", "forget"])
 def test_an_engine_that_raises_ends_the_process_with_a_named_error(call: str) -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.engine.fails = call
             made.add("a", tokens=1_000_000)
             made.node.tell(made.host, HostAbort("b"))
@@ -228,8 +238,7 @@ def test_an_engine_that_raises_ends_the_process_with_a_named_error(call: str) ->
 
 def test_a_question_that_fails_is_the_askers_error_alone() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             made.engine.fails = "score"
             with pytest.raises(RuntimeError, match="score: device lost"):
                 await made.ask(HostScore(np.zeros(2, np.int32)), Scored)
@@ -243,11 +252,8 @@ def test_a_question_that_fails_is_the_askers_error_alone() -> None:
 
 def test_an_asker_that_no_longer_waits_harms_nobody() -> None:
     async def test() -> None:
-        async with world() as made:
-            await made.begin()
-            made.engine.gate.clear()
-            made.add("a")
-            await until(made.engine.in_step.is_set)
+        async with serving() as made:
+            await begin_a_step(made)
             host = made.node._cells["engine"].actor
             assert isinstance(host, EngineHost)
             question = host._thread.call(lambda: made.engine.score(np.zeros(2, np.int32)))
@@ -264,8 +270,7 @@ def test_an_asker_that_no_longer_waits_harms_nobody() -> None:
 
 def test_stopping_closes_the_engine() -> None:
     async def test() -> ScriptedEngine:
-        async with world() as made:
-            await made.begin()
+        async with serving() as made:
             return made.engine
 
     assert run(test()).closed
