@@ -102,7 +102,7 @@ def test_without_anything_to_read_frames_cpu_time_is_told_by_thread() -> None:
     with running(BUSY) as busy:
         report = traced("stacks", "sampling", busy.pid)
     (on_cpu,) = [weight for stack, weight in report.folded.items() if stack.endswith(";(on a CPU)")]
-    assert on_cpu == pytest.approx(row(report, busy.pid)["ran_ms"] * 1000, abs=1)
+    assert on_cpu == pytest.approx(row(report, busy.pid)["ran_ms"] * 1000, abs=1.5)  # one is rounded, the other cut
     assert on_cpu > 0
 
 
