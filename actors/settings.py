@@ -61,6 +61,7 @@ class RolloutSettings(Settings, frozen=True):
     # who says which class plays what: the user, the cost that is measured, or a language model checked against that
     mapping: Literal["declared", "learned", "advised"] = "declared"
     load_every_s: float = 1.0  # how often an engine says how loaded it is
+    tokens_every_s: float = 1.0  # how often it says what running requests have sampled: a death costs them no more
     hot_spots: bool = True  # whether trajectories move from engines that are too busy to others that have room
 
 

@@ -251,6 +251,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "rollout.max_sequences": job.rollout.max_sequences,
         "rollout.turn_timeout_s": job.rollout.turn_timeout_s,
         "rollout.load_every_s": job.rollout.load_every_s,
+        "rollout.tokens_every_s": job.rollout.tokens_every_s,
         "train.tensor_parallel": job.train.tensor_parallel,
         "train.threads": job.train.threads,
         "train.steps": job.train.steps,

@@ -170,6 +170,7 @@ async def start_proxy(context: RoleContext) -> None:
             "tensor_parallel": job.rollout.tensor_parallel,
             "cuda_graphs": job.rollout.cuda_graphs,
             "load_every_s": job.rollout.load_every_s,
+            "tokens_every_s": job.rollout.tokens_every_s,
         }
         spec = context.child(place.name, settings)
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)

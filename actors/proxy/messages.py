@@ -88,6 +88,19 @@ class Served(msgspec.Struct, frozen=True):
     work: Work | None = None  # with ``load``: what was computed since
 
 
+class SampledSoFar(msgspec.Struct, frozen=True):
+    """What R requests that go on have sampled since the engine's last report, one behind another (N tokens), to be kept
+    for the case that it dies (``actors.proxy.kept``). Answered with ``Acknowledged``."""
+
+    engine: str
+    request_ids: list[str]
+    since: np.ndarray  # int32 [R]; how many tokens each had before
+    counts: np.ndarray  # int32 [R]; how many are here
+    tokens: np.ndarray  # int32 [N]
+    logprobs: np.ndarray  # float32 [N]
+    versions: np.ndarray  # int32 [N]
+
+
 class Prefer(msgspec.Struct, frozen=True):
     """From now on a domain's requests go to this hardware class first; those in flight stay where they are."""
 

@@ -5,7 +5,7 @@
                                     |
                                     +-- answered meanwhile: missing in Released, nothing is left to be moved
                                     +-- the source dies: its requests are moved as those of any dead engine
-                                    +-- no answer: given to the target as it was; whoever asked takes the first answer
+                                    +-- no answer: the target goes on from what is known; the first answer counts
 
 Invariant: a request that leaves is in the source's ``in_flight`` until the source has let it go, and in the same turn
 of the loop then in another engine's, or in the queue; so it is never lost, and none goes on at two engines unless one
@@ -25,6 +25,7 @@ import msgspec
 from actors.core import Node
 from actors.proxy.engines.protocol import Begun
 from actors.proxy.entry import EngineEntry
+from actors.proxy.kept import Kept, with_begun
 from actors.proxy.messages import Add, HostRelease, MoveTrajectories, Moving, Released
 from actors.proxy.moving import KEEP_S, Held, Moves, pick, waiting
 from bus.message import BusError
@@ -60,9 +61,12 @@ class Hands(Protocol):
 class Mover:
     """See the module docstring. The tables are the proxy's."""
 
-    def __init__(self, holder: dict[str, str], where: dict[str, str], counters: Counter[str], hands: Hands) -> None:
+    def __init__(
+        self, holder: dict[str, str], where: dict[str, str], kept: Kept, counters: Counter[str], hands: Hands
+    ) -> None:
         self._holder = holder
         self._where = where
+        self._kept = kept
         self._counters = counters
         self._hands = hands
         self._moves = Moves()
@@ -193,12 +197,7 @@ class Mover:
     def _move_on(self, source: EngineEntry, add: Add) -> None:
         id_ = add.request.request_id
         del source.in_flight[id_], self._where[id_]
-        self._hands.route(add)
-
-
-def with_begun(add: Add, begun: Begun | None) -> Add:
-    """The same request with other tokens to go on from, or none."""
-    return msgspec.structs.replace(add, request=msgspec.structs.replace(add.request, begun=begun))
+        self._hands.route(self._kept.along(add))
 
 
 def _why_not(source: EngineEntry, target: EngineEntry) -> tuple[str, str]:

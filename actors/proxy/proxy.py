@@ -3,8 +3,9 @@
 Invariants:
 
 - every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
-  ``RequestFailed`` and a reason. A request whose engine died is given to another one, at most ``MAX_MOVES`` times; what
-  the dead one may still have said comes on top of that, so whoever asked takes the first answer to a request id;
+  ``RequestFailed`` and a reason. A request whose engine died goes on at another one, behind the tokens that are known
+  of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what the dead one may still have said comes on top of
+  that, so whoever asked takes the first answer to a request id;
 - what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
   its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
@@ -30,6 +31,7 @@ from actors.core import Actor, Ref, handler
 from actors.proxy.costs import Costs
 from actors.proxy.engines.protocol import Begun, Completion
 from actors.proxy.entry import EngineEntry
+from actors.proxy.kept import Kept, with_begun
 from actors.proxy.messages import (
     ADVICE,
     Abort,
@@ -62,13 +64,14 @@ from actors.proxy.messages import (
     Remove,
     RequestFailed,
     Resume,
+    SampledSoFar,
     Served,
     Suspend,
     TrajectoryEnded,
     UndoMapping,
     Update,
 )
-from actors.proxy.mover import Mover, with_begun
+from actors.proxy.mover import Mover
 from actors.proxy.routing import choose, surplus
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.messages import EngineJoined, EngineLeft
@@ -131,7 +134,8 @@ class LLMProxy(Actor):
         self._flushing = False
         self._tokens = 0
         self._counters: Counter[str] = Counter()
-        self._mover = Mover(self._holder, self._where, self._counters, self)  # away from engines that are too busy
+        self._kept = Kept(self._counters)
+        self._mover = Mover(self._holder, self._where, self._kept, self._counters, self)
 
     async def on_stop(self) -> None:
         await self.fleet.stop()
@@ -303,8 +307,16 @@ class LLMProxy(Actor):
                 self._costs.unanswered(add.request.trajectory)
             self._forget(id_)
 
+    @handler
+    async def sampled_so_far(self, message: SampledSoFar) -> Acknowledged:
+        engine = self._engines.get(message.engine)
+        if engine is not None:
+            self._kept.take(message, engine.in_flight)
+        return Acknowledged()
+
     def _forget(self, id_: str) -> None:
         """A request has had its answer."""
+        self._kept.forget(id_)
         self._where.pop(id_, None)
         self._moves.pop(id_, None)
         self._finished[id_] = None
@@ -433,7 +445,7 @@ class LLMProxy(Actor):
                 self.fail(add, reason)
             else:
                 self._counters["requests_moved"] += 1
-                self.route(add)
+                self.route(self._kept.along(add))
 
     def fail(self, add: Add, reason: str) -> None:
         self._counters["requests_failed"] += 1

@@ -234,6 +234,25 @@ def test_tokens_that_are_brought_keep_their_versions_and_new_ones_have_the_engin
     rig.check_logprobs(request, answer)
 
 
+def test_what_a_request_has_sampled_can_be_read_while_it_goes_on(rig: Rig) -> None:
+    request = generate("r", prompt(10, 4), 30, temperature=0.0)
+    begun = aborted_after(rig, request, 5)
+    rig.engine.add(msgspec.structs.replace(request, begun=begun))
+    assert rig.engine.sampled("r", 5) is None
+    assert rig.engine.sampled("unknown", 0) is None
+    for _ in range(6):
+        rig.engine.step()
+    whole, behind = rig.engine.sampled("r", 0), rig.engine.sampled("r", 8)
+    assert whole is not None
+    assert behind is not None
+    answer = finish(rig.engine)["r"]
+    assert answer.tokens.tolist() == rig.reference.greedy(0, request.prompt, 30)
+    for found, place in ((whole, slice(0, 11)), (behind, slice(8, 11))):
+        assert found.tokens.tolist() == answer.tokens[place].tolist()
+        assert found.logprobs.tolist() == answer.logprobs[place].tolist()
+        assert found.versions.tolist() == answer.versions[place].tolist()
+
+
 def test_a_request_that_is_stopped_again_before_it_goes_on_gives_back_what_it_brought(rig: Rig) -> None:
     request = generate("r", prompt(10, 4), 12)
     begun = aborted_after(rig, request, 5)

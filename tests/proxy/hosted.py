@@ -11,9 +11,10 @@ from unittest import mock
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
-from actors.proxy.engines.host import LOAD_EVERY_S, EngineHost, Gpus
+from actors.proxy.engines.host import LOAD_EVERY_S, TOKENS_EVERY_S, EngineHost, Gpus
 from actors.proxy.engines.load import EngineLoad
 from actors.proxy.engines.protocol import Completion, GenerateRequest
+from actors.proxy.kept import unpack
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -21,6 +22,7 @@ from actors.proxy.messages import (
     HostResume,
     HostUpdate,
     RequestFailed,
+    SampledSoFar,
     Served,
     Stage,
     Staged,
@@ -28,6 +30,7 @@ from actors.proxy.messages import (
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Manifest, Receipt, TensorFact
 from actors.weightsync.messages import Block, Blocks, Fetch
+from bus.message import PeerLost
 from tests.proxy.scripted_engine import ScriptedEngine
 
 
@@ -48,6 +51,8 @@ class Peer(Actor):
         self.tokens = 0
         self.loads: list[EngineLoad] = []
         self.gates: dict[int, asyncio.Event] = {}  # version -> may be sent
+        self.told: dict[str, list[int]] = {}  # request -> its tokens, as far as was told
+        self.refuses_reports = 0  # how many of the next ones
 
     @handler
     async def on_finished(self, message: Finished) -> None:
@@ -65,6 +70,17 @@ class Peer(Actor):
         self.tokens += message.tokens
         if message.load is not None:
             self.loads.append(message.load)
+
+    @handler
+    async def on_tokens(self, message: SampledSoFar) -> Acknowledged:
+        if self.refuses_reports:
+            self.refuses_reports -= 1
+            raise PeerLost("not today")
+        for id_, since, part in unpack(message):
+            tokens = self.told.setdefault(id_, [])
+            assert since == len(tokens)
+            tokens += part.tokens.tolist()
+        return Acknowledged()
 
     @handler
     async def fetch(self, message: Fetch) -> AsyncIterator[Blocks]:
@@ -102,7 +118,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, gpus: Gpus | None = None, load_every_s: float = LOAD_EVERY_S) -> AsyncIterator[World]:
+async def world(
+    *, gpus: Gpus | None = None, load_every_s: float = LOAD_EVERY_S, tokens_every_s: float = TOKENS_EVERY_S
+) -> AsyncIterator[World]:
     """Whatever happens in it, happens because of an order or of work that is there."""
     with mock.patch("actors.proxy.engines.thread.IDLE_WAIT_S", 1_000.0):
         async with Node("n") as node:
@@ -110,7 +128,14 @@ async def world(*, gpus: Gpus | None = None, load_every_s: float = LOAD_EVERY_S)
             me = await node.spawn(lambda: peer, "peer", restarts=0)
             made = World(node, ScriptedEngine(), peer, me)
             host = EngineHost(
-                "e0", made.engine, me, Spans("e0"), made.failures.append, gpus=gpus, load_every_s=load_every_s
+                "e0",
+                made.engine,
+                me,
+                Spans("e0"),
+                made.failures.append,
+                gpus=gpus,
+                load_every_s=load_every_s,
+                tokens_every_s=tokens_every_s,
             )
             made.host = await node.spawn(lambda: host, "engine", restarts=0)
             try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, EngineRefusal, GenerateRequest
 from actors.proxy.engines.work import WorkMeter
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ class ScriptedEngine:
         self._note(f"abort {request_id}")
         versions = self._left.pop(request_id, None)
         return None if versions is None else _completion(request_id, versions, "aborted")
+
+    def sampled(self, request_id: str, since: int) -> Begun | None:
+        versions = self._left.get(request_id, [])
+        if len(versions) <= since:
+            return None
+        now = _completion(request_id, versions, "aborted")
+        return Begun(now.tokens[since:], now.logprobs[since:], now.versions[since:])
 
     def step(self) -> Sequence[Completion]:
         self._note("step")

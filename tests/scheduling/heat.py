@@ -130,7 +130,15 @@ class Fleet:
 class Town:
     """What a test gets to see."""
 
-    def __init__(self, network: SimulatedNetwork, node: Node, proxy: LLMProxy, classes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        network: SimulatedNetwork,
+        node: Node,
+        proxy: LLMProxy,
+        classes: Mapping[str, str],
+        tokens_every_s: float | None,
+    ) -> None:
+        self._tokens_every_s = tokens_every_s
         self.network = network
         self.node = node
         self.proxy = proxy
@@ -163,7 +171,7 @@ class Town:
         await node.__aenter__()
         cost = device_cost(self.classes[name], ModelSize())
         limits = EngineLimits(PLACES, 1 << 20)
-        host = SimulatedHost(name, self.proxy.ref, cost, limits=limits)
+        host = SimulatedHost(name, self.proxy.ref, cost, limits=limits, tokens_every_s=self._tokens_every_s)
         ref = await node.spawn(lambda: host, "engine", restarts=0)
         self.hosts[name] = host
         await node.ask(self.proxy.ref, EngineReady(name, ref, limits, 0.1), Acknowledged, timeout_s=30.0, retries=5)
@@ -217,7 +225,9 @@ class Town:
 
 
 @asynccontextmanager
-async def town(classes: Mapping[str, str], *, seed: int = 0, link: Link | None = None) -> AsyncIterator[Town]:
+async def town(
+    classes: Mapping[str, str], *, seed: int = 0, link: Link | None = None, tokens_every_s: float | None = None
+) -> AsyncIterator[Town]:
     """``classes``: engines with their hardware classes; none is up yet."""
     network = SimulatedNetwork(seed=seed, link=link or Link(latency_s=0.001))
     control, env = network.join("control"), network.join("env")
@@ -226,7 +236,7 @@ async def town(classes: Mapping[str, str], *, seed: int = 0, link: Link | None =
         proxy = LLMProxy(dict(classes), {}, failed=failures.append)
         proxy.fleet = Fleet()
         await node.spawn(lambda: proxy, "proxy", restarts=0)
-        made = Town(network, node, proxy, classes)
+        made = Town(network, node, proxy, classes, tokens_every_s)
         made.players = Players(proxy.ref, seed)
         await elsewhere.spawn(lambda: made.players, "players", restarts=0)
         try:

@@ -30,6 +30,7 @@ from actors.proxy.engines.protocol import (
     Engine,
 )
 from actors.proxy.engines.thread import EngineThread
+from actors.proxy.kept import Part, Reports, pack
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -52,6 +53,7 @@ from actors.proxy.messages import (
 from actors.telemetry import Spans
 from actors.weightsync.manifest import Receipt
 from actors.weightsync.receiver import StagedVersion, fetch
+from bus.message import BusError
 
 if TYPE_CHECKING:
     from hwprobe.telemetry import GpuFigures
@@ -67,7 +69,16 @@ LOAD_EVERY_S = 1.0
 """How often the proxy hears how loaded the engine is."""
 
 
+TOKENS_EVERY_S = 1.0
+"""How often the proxy hears what requests have sampled that go on."""
+TOKENS_TIMEOUT_S = 10.0
+
+
 class TellLoad(msgspec.Struct, frozen=True):
+    """From the host to itself."""
+
+
+class TellTokens(msgspec.Struct, frozen=True):
     """From the host to itself."""
 
 
@@ -96,6 +107,7 @@ class EngineHost(Actor):
         *,
         gpus: Gpus | None = None,
         load_every_s: float = LOAD_EVERY_S,
+        tokens_every_s: float = TOKENS_EVERY_S,
     ) -> None:
         """``gpus``: what measures those of this process, and ends with this actor."""
         self._name = name
@@ -104,6 +116,8 @@ class EngineHost(Actor):
         self._spans = spans
         self._gpus = gpus
         self._load_every_s = load_every_s
+        self._tokens_every_s = tokens_every_s
+        self._reports = Reports()
         self._reply_to: dict[str, Ref] = {}
         self._brought: dict[str, int] = {}  # tokens that requests had when they came
         self._served: list[str] = []
@@ -119,6 +133,7 @@ class EngineHost(Actor):
 
     async def on_start(self) -> None:
         self.every(self._load_every_s, TellLoad())
+        self.every(self._tokens_every_s, TellTokens())
 
     async def on_stop(self) -> None:
         await self._thread.stop(2.0)
@@ -136,6 +151,7 @@ class EngineHost(Actor):
             self._reply_to[request.request_id] = reply_to
             if request.begun is not None:
                 self._brought[request.request_id] = len(request.begun.tokens)
+                self._reports.comes(request.request_id)
             self._thread.add(request)
         self._forget(message.ended)
 
@@ -198,6 +214,24 @@ class EngineHost(Actor):
         occupancy, busy = self._thread.meter.take()
         load = engine_load(occupancy, busy, None if self._gpus is None else self._gpus.take())
         self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self._engine.work.take()))
+
+    @handler(concurrent=True)
+    async def tell_tokens(self, message: TellTokens) -> None:
+        """What a report that was lost has told comes with the next."""
+        due = self._reports.due(self._reply_to, self._brought)
+        parts = await self._thread.call(lambda: self._sampled_since(due)) if due else []
+        if not parts:
+            return
+        try:
+            await self.node.ask(self._proxy, pack(self._name, parts), Acknowledged, timeout_s=TOKENS_TIMEOUT_S)
+            self._reports.told(parts)
+        except BusError as error:
+            log.info("what running requests have sampled was not taken: %s", error)
+
+    def _sampled_since(self, due: list[tuple[str, int]]) -> list[Part]:
+        """In the thread."""
+        found = ((id_, since, self._engine.sampled(id_, since)) for id_, since in due)
+        return [(id_, since, part) for id_, since, part in found if part is not None]
 
     def _refuse(self, request_id: str, reason: str) -> None:
         self._brought.pop(request_id, None)

@@ -15,7 +15,7 @@ import msgspec
 
 from actors.core.hosting import ChildContext, read_settings, run_child
 from actors.proxy.engines import EngineKind, make_engine
-from actors.proxy.engines.host import LOAD_EVERY_S, EngineHost
+from actors.proxy.engines.host import LOAD_EVERY_S, TOKENS_EVERY_S, EngineHost
 from actors.proxy.engines.protocol import Engine, EngineLimits
 from actors.proxy.messages import Acknowledged, EngineReady
 from actors.telemetry import Spans, report_spans
@@ -36,6 +36,7 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     proxy_actor: str = "proxy"
     load_every_s: float = LOAD_EVERY_S  # how often it is measured, and told, how loaded the engine is
+    tokens_every_s: float = TOKENS_EVERY_S  # how often it is told what running requests have sampled
 
 
 async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
@@ -45,11 +46,18 @@ async def work(context: ChildContext) -> Callable[[], Awaitable[None]]:
     engine = _build(settings)
     spans = Spans(name)
     proxy = context.parent(settings.proxy_actor)
-    every_s = settings.load_every_s
 
     def hosted() -> EngineHost:
-        gpus = GpuTelemetry(every_s)
-        return EngineHost(name, engine, proxy, spans, context.fail, gpus=gpus, load_every_s=every_s)
+        return EngineHost(
+            name,
+            engine,
+            proxy,
+            spans,
+            context.fail,
+            gpus=GpuTelemetry(settings.load_every_s),
+            load_every_s=settings.load_every_s,
+            tokens_every_s=settings.tokens_every_s,
+        )
 
     host = await context.node.spawn(hosted, "engine", restarts=0)
     ready = EngineReady(name, host, engine.limits, time.monotonic() - start)

@@ -88,6 +88,10 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> Completion | None:
         """End a request now and return the tokens it has, or None where it is not (or no longer) here."""
 
+    def sampled(self, request_id: str, since: int) -> Begun | None:
+        """What an unfinished request has behind its first ``since`` tokens, those that it brought among them, as
+        copies; None where that is nothing, or where it is not here. It goes on."""
+
     def step(self) -> Sequence[Completion]:
         """Run one prefill or decode step over the batch; return the requests that it finished."""
 

@@ -16,6 +16,7 @@ decode. What of a trajectory's prefix it has computed before is not computed aga
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -28,6 +29,7 @@ from actors.proxy.engines.load import LoadMeter, engine_load
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.engines.seeds import mix
 from actors.proxy.engines.work import WorkMeter
+from actors.proxy.kept import Part, Reports, pack
 from actors.proxy.messages import (
     Acknowledged,
     Finished,
@@ -43,6 +45,7 @@ from actors.proxy.messages import (
     Unfinished,
 )
 from actors.weightsync.manifest import Receipt
+from bus.message import BusError
 from hwprobe.cost import DeviceCost, ModelSize
 from hwprobe.telemetry import GpuFigures
 
@@ -50,6 +53,7 @@ T = TypeVar("T")
 
 VOCABULARY = 1000
 LOAD_EVERY_S = 1.0
+TOKENS_TIMEOUT_S = 10.0
 
 
 def token_at(seed: int, place: int) -> int:
@@ -58,6 +62,10 @@ def token_at(seed: int, place: int) -> int:
 
 
 class TellLoad(msgspec.Struct, frozen=True):
+    """From the host to itself."""
+
+
+class TellTokens(msgspec.Struct, frozen=True):
     """From the host to itself."""
 
 
@@ -88,6 +96,16 @@ class _Row:
         self.logprobs += [-token / VOCABULARY for token in tokens]
         self.versions += [version] * count
 
+    def since(self, count: int) -> Begun | None:
+        """What it has behind its first ``count`` tokens."""
+        if count >= len(self.tokens):
+            return None
+        return Begun(
+            np.array(self.tokens[count:], np.int32),
+            np.array(self.logprobs[count:], np.float32),
+            np.array(self.versions[count:], np.int32),
+        )
+
     def completion(self, reason: FinishReason) -> Completion:
         return Completion(
             self.request.request_id,
@@ -110,13 +128,17 @@ class SimulatedHost(Actor):
         limits: EngineLimits,
         model: ModelSize | None = None,
         load_every_s: float = LOAD_EVERY_S,
+        tokens_every_s: float | None = None,
     ) -> None:
+        """``tokens_every_s``: None, and it does not say what running requests have sampled, which cuts steps."""
         self._name = name
         self._proxy = proxy
         self._cost = cost
         self._model = model or ModelSize()
         self.limits = limits
         self._load_every_s = load_every_s
+        self._tokens_every_s = tokens_every_s
+        self._reports = Reports()
         self._loop = asyncio.get_running_loop()
         self.meter = LoadMeter(limits.max_sequences, self._loop.time)
         self.work = WorkMeter()
@@ -135,6 +157,8 @@ class SimulatedHost(Actor):
 
     async def on_start(self) -> None:
         self.every(self._load_every_s, TellLoad())
+        if self._tokens_every_s is not None:
+            self.every(self._tokens_every_s, TellTokens())
 
     async def on_stop(self) -> None:
         if self._step is not None:
@@ -146,6 +170,7 @@ class SimulatedHost(Actor):
     async def add(self, message: HostAdd) -> None:
         for request, reply_to in zip(message.requests, message.reply_to, strict=True):
             self._waiting[request.request_id] = _Row(request, reply_to)
+            self._reports.comes(request.request_id)
         for trajectory in message.ended:
             self._cached.pop(trajectory, None)
         self._order(lambda: None)
@@ -210,6 +235,21 @@ class SimulatedHost(Actor):
             )
             load = engine_load(occupancy, busy, figures)
             self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self.work.take()))
+
+    @handler(concurrent=True)
+    async def tell_tokens(self, message: TellTokens) -> None:
+        here = self._waiting | self._fresh | self._decoding
+        due = self._reports.due(here, {id_: row.brought for id_, row in here.items()})
+        parts = await self._between_steps(lambda: self._sampled_since(due)) if due else []
+        if parts:
+            with contextlib.suppress(BusError):  # the next report makes up for it
+                await self.node.ask(self._proxy, pack(self._name, parts), Acknowledged, timeout_s=TOKENS_TIMEOUT_S)
+                self._reports.told(parts)
+
+    def _sampled_since(self, due: list[tuple[str, int]]) -> list[Part]:
+        here = self._waiting | self._fresh | self._decoding
+        found = ((id_, since, here[id_].since(since)) for id_, since in due if id_ in here)
+        return [(id_, since, part) for id_, since, part in found if part is not None]
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 

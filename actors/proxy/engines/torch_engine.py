@@ -21,6 +21,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.proxy.engines.protocol import (
+    Begun,
     Completion,
     EngineLimits,
     EngineRefusal,
@@ -64,6 +65,16 @@ class _Row:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
             finish_reason=reason,
+        )
+
+    def since(self, count: int) -> Begun | None:
+        """What it has behind its first ``count`` sampled tokens."""
+        if count >= len(self.logprobs):
+            return None
+        return Begun(
+            tokens=self.tokens[len(self.request.prompt) + count : self.length].copy(),
+            logprobs=np.array(self.logprobs[count:], dtype=np.float32),
+            versions=np.array(self.versions[count:], dtype=np.int32),
         )
 
 
@@ -146,6 +157,10 @@ class TorchEngine:
                     self._ids.discard(request_id)
                     return nothing_sampled(request)
         return None
+
+    def sampled(self, request_id: str, since: int) -> Begun | None:
+        row = self._running.get(request_id)
+        return None if row is None else row.since(since)
 
     def unfinished(self) -> int:
         return len(self._ids)

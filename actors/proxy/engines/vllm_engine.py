@@ -21,7 +21,14 @@ import numpy as np
 import torch
 from torch.distributed import distributed_c10d
 
-from actors.proxy.engines.protocol import Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.protocol import (
+    Begun,
+    Completion,
+    EngineLimits,
+    EngineRefusal,
+    FinishReason,
+    GenerateRequest,
+)
 from actors.proxy.engines.seeds import derive
 from actors.proxy.engines.torch_weights import gather, passed_on, policy_tensors
 from actors.proxy.engines.validation import check, check_score
@@ -59,6 +66,16 @@ class _Held:
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
             finish_reason=reason,
+        )
+
+    def since(self, count: int) -> Begun | None:
+        """What it has behind its first ``count`` tokens."""
+        if count >= len(self.tokens):
+            return None
+        return Begun(
+            tokens=np.array(self.tokens[count:], dtype=np.int32),
+            logprobs=np.array(self.logprobs[count:], dtype=np.float32),
+            versions=np.array(self.versions[count:], dtype=np.int32),
         )
 
 
@@ -139,6 +156,10 @@ class VllmEngine:
             del self._inside[held.inside]
             self._core.abort_requests([held.inside])
         return held.completion("aborted")
+
+    def sampled(self, request_id: str, since: int) -> Begun | None:
+        held = self._held.get(request_id)
+        return None if held is None else held.since(since)
 
     def unfinished(self) -> int:
         return len(self._held)
