@@ -30,6 +30,7 @@ from coordinator.messages import (
     Ending,
     Follow,
     Following,
+    GetHostReading,
     Join,
     Known,
     LetGo,
@@ -42,6 +43,7 @@ from coordinator.messages import (
     StandbyGone,
     Take,
 )
+from hwprobe.host_usage import HostReading, read_host_usage
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +183,11 @@ class Allegiance(Actor):
         for follow in self._followers[message.role]:
             follow(message.ref)
         return Known()
+
+    @handler(concurrent=True)
+    async def host_reading(self, message: GetHostReading) -> HostReading:
+        """Files that the kernel keeps in memory: a fraction of a millisecond."""
+        return read_host_usage()
 
     @handler
     async def let_go(self, message: LetGo) -> Ending:

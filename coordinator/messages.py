@@ -95,6 +95,10 @@ class Follow(msgspec.Struct, frozen=True):
     begun: bool = False
 
 
+class GetHostReading(msgspec.Struct, frozen=True):
+    """To any node of a host; answered with ``hwprobe.host_usage.HostReading``."""
+
+
 class Announce(msgspec.Struct, frozen=True):
     """A role's actor is there. ``places``: how many trajectories an env host runs at once (0: it does not say)."""
 

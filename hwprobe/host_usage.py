@@ -1,14 +1,17 @@
-"""How busy a host is: processors, memory, network interfaces, from the kernel's counters.
+"""How busy a host is: processors, memory, interfaces, disks, and what waits for them, from the kernel's counters.
 
-Invariant: a reading costs three small files and no thread; rates are differences of two readings. The figures are the
-host's, also inside a container, where ``/proc`` shows no others; what the kernel does not tell is None.
+Invariant: a reading costs a few small files and no thread; rates are differences of two readings. The figures are the
+host's, also inside a container, where ``/proc`` shows no others (but for interfaces, which are the container's); what
+the kernel does not tell is None, or absent.
 
-Sources: Documentation/filesystems/proc.rst (``/proc/stat``, ``/proc/meminfo``, ``/proc/net/dev``).
+Sources: Documentation/filesystems/proc.rst (``/proc/stat``, ``/proc/meminfo``, ``/proc/net/dev``),
+Documentation/admin-guide/iostats.rst (``/proc/diskstats``), Documentation/accounting/psi.rst (``/proc/pressure``).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -18,6 +21,10 @@ from hwprobe.sysfs import read_text
 
 TICKS = os.sysconf("SC_CLK_TCK")
 LOOPBACK = "lo"
+SECTOR = 512  # the unit of /proc/diskstats, whatever the disk's own is
+DISKS = re.compile(r"(sd|vd|xvd|hd)[a-z]+|nvme\d+n\d+|mmcblk\d+|pmem\d+")
+"""Whole disks: what they hold (partitions, volumes of device-mapper) would count the same bytes again."""
+PRESSURES = ("cpu", "memory", "io")
 
 
 class NicCounters(msgspec.Struct, frozen=True):
@@ -26,6 +33,21 @@ class NicCounters(msgspec.Struct, frozen=True):
     received: int  # bytes
     sent: int
     lost: int  # packets with errors, and those dropped, both ways
+
+
+class DiskCounters(msgspec.Struct, frozen=True):
+    """Since the host started."""
+
+    read: int  # bytes
+    written: int
+    busy_s: float  # in which it had something to do
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """Since the host started: time in which somebody waited for a resource, and in which nobody could go on for it."""
+
+    some_s: float
+    full_s: float | None  # None of processors: on a whole host somebody always goes on, and the kernel's 0 says nothing
 
 
 class HostReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +60,8 @@ class HostReading(msgspec.Struct, frozen=True, kw_only=True):
     memory_total: int | None  # bytes
     memory_available: int | None
     nics: dict[str, NicCounters]
+    disks: dict[str, DiskCounters] = {}
+    pressure: dict[str, Pressure] = {}  # by resource, where the kernel counts it
 
 
 class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +89,8 @@ def read_host_usage(proc: Path = Path("/proc")) -> HostReading:
         memory_total=memory.get("MemTotal"),
         memory_available=memory.get("MemAvailable"),
         nics=_nics(read_text(proc / "net" / "dev")),
+        disks=_disks(read_text(proc / "diskstats")),
+        pressure={name: found for name in PRESSURES if (found := _pressure(name, read_text(proc / "pressure" / name)))},
     )
 
 
@@ -131,3 +157,18 @@ def _nics(text: str | None) -> dict[str, NicCounters]:
             sent, _, send_errors, send_dropped = (int(word) for word in words[8:12])
             found[name.strip()] = NicCounters(received, sent, errors + dropped + send_errors + send_dropped)
     return found
+
+
+def _disks(text: str | None) -> dict[str, DiskCounters]:
+    found = {}
+    for line in (text or "").splitlines():
+        words = line.split()
+        if len(words) >= 13 and DISKS.fullmatch(words[2]):
+            found[words[2]] = DiskCounters(int(words[5]) * SECTOR, int(words[9]) * SECTOR, int(words[12]) / 1000)
+    return found
+
+
+def _pressure(name: str, text: str | None) -> Pressure | None:
+    """``some avg10=0.00 avg60=0.00 avg300=0.00 total=12345``, and the same for ``full``; the total is microseconds."""
+    totals = {kind: int(us) / 1e6 for kind, us in re.findall(r"^(some|full) .*total=(\d+)", text or "", re.MULTILINE)}
+    return Pressure(totals["some"], None if name == "cpu" else totals.get("full")) if "some" in totals else None

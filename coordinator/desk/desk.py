@@ -28,6 +28,7 @@ from coordinator.desk.audit import FILE as AUDIT_FILE
 from coordinator.desk.audit import AuditLog
 from coordinator.desk.endpoint import Endpoint
 from coordinator.desk.exposition import Exposition
+from coordinator.desk.hostlooks import look_at_hosts
 from coordinator.desk.messages import (
     Audit,
     Backlog,
@@ -191,7 +192,12 @@ class Desk(Actor):
     async def _figures(self) -> str:
         """Everything that Prometheus may see; parts that do not answer are reported, not waited for twice."""
         text = Exposition()
-        await figures.add_nodes(text, await self._surveyor.take())
+        survey, hosts = await asyncio.gather(
+            self._surveyor.take(), look_at_hosts(self.node, self._coordinator.roster.joins)
+        )
+        await figures.add_nodes(text, survey)
+        for host, reading in hosts.items():
+            figures.add_host(text, host, reading)
         figures.add_run(text, self._state, self._scheduler)
         figures.add_hosts(text, self._coordinator.roster.describe())
         figures.add_shards(text, self._shards)

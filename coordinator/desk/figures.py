@@ -1,8 +1,8 @@
 """Which counters and gauges of a run Prometheus sees, and under which names.
 
 Invariant: a name says its unit (seconds, bytes) or that it counts (``_total``), begins with ``rollart_``, and means the
-same on every node; labels are ``node``, ``actor``, ``lane``, ``engine``, ``shard`` and the kind of what is counted.
-A node that did not answer has no figures but ``rollart_up`` 0.
+same on every node; labels are ``node``, ``actor``, ``lane``, ``engine``, ``host``, ``shard`` and the kind of what is
+counted. A node that did not answer has no figures but ``rollart_up`` 0, a host of which none did ``rollart_host_up`` 0.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.metadata.measured import Shard
 from coordinator.scheduling.ledger import Balance
 from coordinator.scheduling.rolling import RollingScheduler
+from hwprobe.host_usage import HostReading
 
 
 async def add_nodes(text: Exposition, survey: Survey) -> None:
@@ -74,6 +75,39 @@ def _add_actor(text: Exposition, node: str, actor: str, found: ActorDescription)
     text.counter(
         "rollart_actor_dead_letters", "Messages an actor did not take.", found.dead_letters, node=node, actor=actor
     )
+
+
+def add_host(text: Exposition, host: str, reading: HostReading | None) -> None:
+    """How busy a host is, as its kernel counts; what that does not tell has no figure."""
+    text.gauge("rollart_host_up", "Whether a node of a host said how busy that is.", reading is not None, host=host)
+    if reading is None:
+        return
+    processors = "Time of all processors of a host, by what they did: busy, idle, or idle while a disk was waited for."
+    for mode, seconds in (("busy", reading.busy_s), ("idle", reading.idle_s), ("disk_wait", reading.disk_wait_s)):
+        if seconds is not None:
+            text.counter("rollart_host_cpu_seconds", processors, seconds, host=host, mode=mode)
+    if reading.memory_total is not None:
+        text.gauge("rollart_host_memory_bytes", "Memory of a host.", reading.memory_total, host=host)
+    if reading.memory_available is not None:
+        available = "Memory of a host that programs could still have."
+        text.gauge("rollart_host_memory_available_bytes", available, reading.memory_available, host=host)
+    waits = "Time in which something on a host waited for a resource (some), or nothing could go on for it (full)."
+    for resource, pressure in reading.pressure.items():
+        for stall, seconds in (("some", pressure.some_s), ("full", pressure.full_s)):
+            if seconds is not None:
+                where = {"host": host, "resource": resource, "stall": stall}
+                text.counter("rollart_host_pressure_seconds", waits, seconds, **where)
+    for name, nic in reading.nics.items():
+        where = {"host": host, "interface": name}
+        text.counter("rollart_host_network_received_bytes", "What an interface received.", nic.received, **where)
+        text.counter("rollart_host_network_sent_bytes", "What an interface sent.", nic.sent, **where)
+        lost = "Packets of an interface with errors, and those dropped, both ways."
+        text.counter("rollart_host_network_lost_packets", lost, nic.lost, **where)
+    for name, disk in reading.disks.items():
+        where = {"host": host, "disk": name}
+        text.counter("rollart_host_disk_read_bytes", "What was read from a disk.", disk.read, **where)
+        text.counter("rollart_host_disk_written_bytes", "What was written to a disk.", disk.written, **where)
+        text.counter("rollart_host_disk_busy_seconds", "Time in which a disk had work.", disk.busy_s, **where)
 
 
 def add_run(text: Exposition, run: RunState, scheduler: RollingScheduler) -> None:

@@ -25,6 +25,7 @@ from coordinator.messages import HostFacts, HostList
 from coordinator.metadata.measured import Shard
 from coordinator.scheduling.ledger import Balance, Ledger
 from coordinator.scheduling.rolling import RollingScheduler, Rules
+from hwprobe.host_usage import DiskCounters, HostReading, NicCounters, Pressure
 from hwprobe.vitals import GpuVitals
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -99,6 +100,23 @@ def description() -> Description:
     return Description("engine-0", address, {"resent": 2}, {"asks": 1}, 0, {"engine": actor}, [])
 
 
+READING = HostReading(
+    at_s=5.0,
+    busy_s=12.5,
+    idle_s=100.0,
+    disk_wait_s=0.25,
+    memory_total=64 << 30,
+    memory_available=48 << 30,
+    nics={"eth0": NicCounters(1000, 2000, 3)},
+    disks={"nvme0n1": DiskCounters(4096, 8192, 1.5)},
+    pressure={"memory": Pressure(2.5, 1.0), "cpu": Pressure(0.5, None)},
+)
+UNTOLD = HostReading(
+    at_s=5.0, busy_s=None, idle_s=None, disk_wait_s=None, memory_total=None, memory_available=None, nics={}
+)
+"""Of a kernel that says nothing."""
+
+
 async def everything() -> str:
     """All figures that there are, of a small run with a silent node."""
     text = Exposition()
@@ -107,6 +125,9 @@ async def everything() -> str:
         SeenNode("engine-1", "control", [], 0, "c", "", None, "no answer within 3 s"),
     ]
     await figures.add_nodes(text, Survey(nodes))
+    figures.add_host(text, "10.0.0.1", READING)
+    figures.add_host(text, "10.0.0.2", None)
+    figures.add_host(text, "10.0.0.3", UNTOLD)
     rules = Rules(groups_per_step=2, group_size=2, alpha=1, redundant_groups=0, temperature=1.0, seed=0)
     figures.add_run(text, RunState("lake", 10), RollingScheduler(rules, Ledger()))
     figures.add_balance(text, Balance(10, 3, {"env_failed": 2}, {"stale": 1}, 1, 2, 1))
@@ -163,6 +184,34 @@ async def test_an_engines_load_is_told_under_the_name_of_what_it_is() -> None:
     for engine in ("engine-1", "engine-2", "engine-3"):
         assert of("rollart_engine_gpu_utilisation_ratio", engine) is None
     assert of("rollart_engine_occupancy_ratio", "engine-3") is None
+
+
+async def test_a_host_is_told_by_its_kernels_counters_in_base_units() -> None:
+    found = parsed(await everything())
+
+    def of(name: str, **labels: str) -> float | None:
+        return found.get((f"rollart_host_{name}", tuple(sorted({"host": "10.0.0.1", **labels}.items()))))
+
+    assert [of("cpu_seconds_total", mode=mode) for mode in ("busy", "idle", "disk_wait")] == [12.5, 100.0, 0.25]
+    assert (of("memory_bytes"), of("memory_available_bytes")) == (64 << 30, 48 << 30)
+    assert of("pressure_seconds_total", resource="memory", stall="some") == 2.5
+    assert of("pressure_seconds_total", resource="memory", stall="full") == 1.0
+    assert of("pressure_seconds_total", resource="cpu", stall="some") == 0.5
+    assert of("pressure_seconds_total", resource="cpu", stall="full") is None
+    assert of("network_received_bytes_total", interface="eth0") == 1000
+    assert of("network_sent_bytes_total", interface="eth0") == 2000
+    assert of("network_lost_packets_total", interface="eth0") == 3
+    assert of("disk_read_bytes_total", disk="nvme0n1") == 4096
+    assert of("disk_written_bytes_total", disk="nvme0n1") == 8192
+    assert of("disk_busy_seconds_total", disk="nvme0n1") == 1.5
+
+
+async def test_a_host_that_is_silent_or_says_nothing_has_no_figure_but_whether_it_is_up() -> None:
+    found = parsed(await everything())
+    for host, up in (("10.0.0.2", 0), ("10.0.0.3", 1)):
+        assert {name: value for (name, labels), value in found.items() if dict(labels).get("host") == host} == {
+            "rollart_host_up": up
+        }
 
 
 async def test_a_silent_node_is_down_and_has_no_other_figures() -> None:

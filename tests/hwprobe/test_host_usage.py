@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hwprobe.host_usage import HostReading, NicCounters, between, read_host_usage
+from hwprobe.host_usage import DiskCounters, HostReading, NicCounters, Pressure, between, read_host_usage
 from tests.hwprobe.trees import write
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,6 +42,36 @@ def test_shares_and_rates_are_differences_of_two_readings(tmp_path: Path) -> Non
     assert usage.disk_wait == pytest.approx(0.15)
     assert (usage.received, usage.sent, usage.lost) == (500.0, 0.0, 0)
     assert (usage.memory_used, usage.memory_total) == (600 * 1024, 1000 * 1024)
+
+
+def test_disks_are_counted_whole_and_pressure_by_resource(tmp_path: Path) -> None:
+    """A disk's line: major, minor, name, reads, merged, sectors read, ms, writes, merged, sectors written, ms, now, ms
+    in which it was busy, ms weighted by requests (iostats.rst)."""
+    write(
+        tmp_path,
+        {
+            "diskstats": (
+                " 259       0 nvme0n1 10 1 2000 7 20 2 4000 8 0 1500 15 0 0 0 0\n"
+                " 259       1 nvme0n1p1 9 1 1999 7 20 2 4000 8 0 1500 15 0 0 0 0\n"
+                "   7       0 loop0 5 0 100 1 0 0 0 0 0 4 1 0 0 0 0\n"
+                " 253       0 dm-0 9 1 1999 7 20 2 4000 8 0 1500 15 0 0 0 0\n"
+                "   8      16 sdb 1 0 8 0 0 0 0 0 0 4 0"
+            ),
+            "pressure/memory": (
+                "some avg10=1.00 avg60=0.50 avg300=0.00 total=2500000\n"
+                "full avg10=0.00 avg60=0.00 avg300=0.00 total=1000000"
+            ),
+            "pressure/cpu": (
+                "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0"
+            ),
+        },
+    )
+    reading = read_host_usage(tmp_path)
+    assert reading.disks == {
+        "nvme0n1": DiskCounters(2000 * 512, 4000 * 512, 1.5),
+        "sdb": DiskCounters(8 * 512, 0, 0.004),
+    }
+    assert reading.pressure == {"memory": Pressure(2.5, 1.0), "cpu": Pressure(7e-6, None)}
 
 
 def test_what_the_kernel_does_not_tell_is_none(tmp_path: Path) -> None:
