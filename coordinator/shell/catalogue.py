@@ -80,7 +80,14 @@ COMMANDS: tuple[Command, ...] = (
         (ANY_NODE,),
         more="p50 and p99 are the bounds of the histogram's buckets in which they lie. Below: the node's counters.",
     ),
-    Command("engines", "the inference engines, as the proxy sees them", looks.engines),
+    Command(
+        "engines",
+        "the inference engines, as the proxy sees them, and their GPUs",
+        looks.engines,
+        more="Below, where engines are on GPUs: how busy these are by their driver (the busiest of an engine's), "
+        "memory, power (their sum), temperature (of the hottest), traffic as the GPUs see it. '-' is what a GPU does "
+        "not tell.",
+    ),
     Command("trajectories", "what runs now, and what each waits for", looks.trajectories),
     Command(
         "follow",

@@ -24,12 +24,11 @@ from coordinator.messages import Changed, HostList, Pools, Status, Trajectories
 from coordinator.metadata.measured import BOUNDS_S as STORE_BOUNDS_S
 from coordinator.orders import TrajectoryLife
 from coordinator.shell.answers import Actors, Helps, Jobs
+from coordinator.shell.gpus import STALE_S, gpu_lines
 from coordinator.shell.tables import counted, quantile, seconds, size, table
 from hwprobe.mapping import describe
 
 SHOWN_ORDERS = 5
-STALE_S = 10.0
-"""What an engine said of its load longer ago is not shown as if it were so now."""
 
 
 @singledispatch
@@ -187,6 +186,7 @@ def _engines(answer: Engines) -> str:
             table(head, rows, nothing="there are no engines"),
             f"waiting for an engine: {answer.queued}; sampled in this sitting: {answer.tokens} tokens",
             f"events: {counted(answer.counters)}",
+            *gpu_lines(answer.engines),
         ]
     )
 
