@@ -12,7 +12,7 @@ import pytest
 from actors.trainer.store import read_records
 from actors.trajectory import Trajectory
 from tests.end_to_end.runs import TRAIN, Run, balance, everywhere
-from tests.support.running import ran
+from tests.support.running import ROOT, ran
 
 pytest.importorskip("openai")
 
@@ -67,6 +67,9 @@ class Watch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Watch())
 """
 """In the engine's process: what it was asked and what it sampled, written down where it leaves the engine."""
+
+
+EXAMPLE = ROOT / "examples" / "my_agent.yaml"
 
 
 def journalled(journal: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -129,3 +132,15 @@ def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_
     assert {trajectory.task % 3 == 0 for trajectory in recorded} == {True, False}
     assert sum(trajectory.reward for trajectory in recorded) > 0  # tools were called
     assert max(versions[-1] for each in recorded for *_, versions in sampled_turns(each)) > 0
+
+
+@pytest.mark.deep
+def test_the_example_learns_to_use_its_tools(tmp_path: Path) -> None:
+    ended = ran(TRAIN, str(EXAMPLE), "rollout.engine=torch", directory=tmp_path, timeout_s=600.0)
+    assert (ended.status, ended.leftovers) == (0, []), ended
+    assert "evaluation target 0.95 is reached" in ended.stdout
+    assert balance(ended.stdout)["lost"] == 0
+    first, *_, last = Run.latest(tmp_path).evaluations()
+    assert first["success"] < 0.7
+    assert last["success"] >= 0.95
+    assert last["turns_mean"] == 2.0  # the note, then the box
