@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from actors.proxy.engines.load import LoadMeter, engine_load
@@ -64,5 +65,7 @@ def test_a_gpu_that_is_silent_has_no_load_rather_than_another(gpus: GpuFigures) 
 
 
 def test_a_gpu_that_has_no_such_figure_is_judged_by_its_places() -> None:
-    load = engine_load(0.25, 0.5, figures("measuring", 1, None))
+    slices = msgspec.structs.replace(figures("measuring", 1, None), missing="no such figure of a slice")
+    load = engine_load(0.25, 0.5, slices)
     assert (load.figure, load.load, load.devices) == ("occupancy", 0.25, ("GPU-1",))
+    assert load.missing == "no such figure of a slice"

@@ -12,6 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hwprobe.host_usage import between, read_host_usage
+from hwprobe.live import HEADER, Line, head
+from hwprobe.telemetry import GpuFigures
 from hwprobe.tracing.__main__ import main
 from hwprobe.tracing.kernel import Offer, look
 from hwprobe.tracing.report import Report
@@ -111,3 +114,14 @@ def test_a_live_line_has_the_hosts_figures(capfd: pytest.CaptureFixture[str]) ->
     line = msgspec.json.decode(capfd.readouterr().out)
     assert 0 <= line["host"]["cpu_busy"] <= 1
     assert 0 < line["host"]["memory_used"] < line["host"]["memory_total"]
+
+
+def test_above_live_lines_it_is_said_what_cannot_be_known() -> None:
+    reading = read_host_usage()
+    gpus = GpuFigures(
+        state="measuring", samples=1, utilisation=None, memory_used=1, memory_total=2, devices=(), errors={}
+    )
+    line = Line(0.0, between(reading, reading), gpus)
+    assert head(line) == HEADER
+    gpus = msgspec.structs.replace(gpus, missing="no utilisation of a slice")
+    assert head(msgspec.structs.replace(line, gpus=gpus)) == f"(no utilisation of a slice)\n{HEADER}"
