@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from hwprobe.cost import DeviceCost, ModelSize
+from hwprobe.cost import RESERVE, DeviceCost, ModelSize
 from hwprobe.demand import Demand, TaskFit
 from hwprobe.fitting import ClassFit, Work, prior_of
 from hwprobe.flow import EnginePool, Network, TaskShape
@@ -47,12 +47,27 @@ class TrajectoryCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefill_s + self.decode_s
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of a class: ``DeviceCost`` for one model, in seconds a token, for whoever asks often."""
+
+    token_s: float  # arithmetic of one
+    weights_s: float  # all weights are read once, in each step
+    context_s: float  # keys and values of one are read
+    room: float  # tokens whose keys and values fit beside the weights and the reserve
+
+    def step_s(self, batch: float, context: float) -> float:
+        """As ``DeviceCost.step_s``."""
+        compute_s, reading_s = batch * self.token_s, self.weights_s + batch * context * self.context_s
+        return reading_s if reading_s > compute_s else compute_s
+
+
 class CostModel:
     """See the module docstring."""
 
     def __init__(self, state: CostState) -> None:
         self.model = state.model
         self._classes = dict(state.classes)
+        self._rates: dict[str, Rates] = {}  # of classes that have not changed since they were asked about
         self.demand = Demand(state.tasks)
 
     @classmethod
@@ -66,6 +81,7 @@ class CostModel:
         """One engine's report."""
         fit = self.fit(hardware_class)
         self._classes[hardware_class] = fit.after(self.model, work)
+        self._rates.pop(hardware_class, None)
 
     def fit(self, hardware_class: str) -> ClassFit:
         """The prior's, of a class that is not known yet."""
@@ -78,6 +94,7 @@ class CostModel:
         for name, fit in state.classes.items():
             if fit.reports >= self.fit(name).reports:
                 self._classes[name] = fit
+                self._rates.pop(name, None)
         self.demand.inherit(state.tasks)
 
     # ---- what it costs -------------------------------------------------------------------------------------------
@@ -85,6 +102,19 @@ class CostModel:
     def engine(self, hardware_class: str) -> DeviceCost:
         """One engine of this class, at what it reaches."""
         return self.fit(hardware_class).cost()
+
+    def rates(self, hardware_class: str) -> Rates:
+        """The same, as rates."""
+        known = self._rates.get(hardware_class)
+        if known is None:
+            cost, model = self.engine(hardware_class), self.model
+            known = self._rates[hardware_class] = Rates(
+                token_s=cost.prefill_s(model, 1.0),
+                weights_s=model.weight_bytes / cost.bandwidth,
+                context_s=model.cache_bytes / cost.bandwidth,
+                room=max(0.0, cost.memory_bytes * (1 - RESERVE) - model.weight_bytes) / model.cache_bytes,
+            )
+        return known
 
     def shapes(self) -> dict[str, TaskShape]:
         """Of the tasks that enough is known of."""

@@ -14,9 +14,10 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from actors.proxy.engines.protocol import GenerateRequest
 from actors.proxy.messages import Assign, Assigned, CostsState, MappingOrder
-from actors.proxy.routing import Apportionment, preferred_class
-from hwprobe.costmodel import CostModel
+from actors.proxy.routing import Apportionment, Need, preferred_class
+from hwprobe.costmodel import CostModel, Rates
 from hwprobe.fitting import Work
 
 REMEMBERED = 50
@@ -55,6 +56,17 @@ class Costs:
         self._model.worked(hardware_class, work)
 
     # ---- where to ------------------------------------------------------------------------------------------------
+
+    def need(self, task: str, request: GenerateRequest) -> Need:
+        """Until a task is known, it is taken to sample all that it may."""
+        begun = 0 if request.begun is None else len(request.begun.tokens)
+        most = request.max_tokens - begun
+        fit = self._model.demand.tasks.get(task)
+        expected = most if fit is None or not fit.known else min(most, fit.response - begun)
+        return Need(len(request.prompt) + begun, max(1.0, expected))
+
+    def rates(self, hardware_class: str) -> Rates:
+        return self._model.rates(hardware_class)
 
     def preferred(self, task: str, holder: str | None, serving: Collection[str]) -> str | None:
         """The class for a turn; ``holder``: the class of the engine that has the prefix, ``serving``: classes that it

@@ -1,12 +1,18 @@
 """One engine of the proxy's pool: what is known of it, and what is with it.
 
-Invariant: ``in_flight`` holds every request that was given to it and is not known to be answered or moved; those in
-``outbox`` are among them, and have not been sent yet.
+Invariants:
+
+- ``in_flight`` holds every request that was given to it and is not known to be answered or moved; those in ``outbox``
+  are among them, and have not been sent yet;
+- ``outstanding`` is the sum of what those were said to cost when they were given, and ``context`` of the tokens that
+  they need room for: integers, which leave nothing behind when the last request goes;
+- whoever orders engines by load is told of every change of it, and of state and version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Literal
 
 from actors.core import Ref
@@ -16,35 +22,136 @@ from actors.proxy.messages import Add, EngineState
 
 State = Literal["starting", "cold", "serving", "suspended", "dead", "removed"]
 
+Kind = tuple[State, str, int | None]
+"""State, hardware class, version: requests find engines alike that have these in common."""
+
+NO_LIMITS = EngineLimits(max_sequences=1, max_model_len=1)
+"""Of an engine that has not said any."""
+
+
+def _nobody(entry: EngineEntry) -> None:
+    """Who orders one engine?"""
+
 
 class EngineEntry:
     """See the module docstring; the states are drawn in ``actors.proxy.proxy``."""
 
-    def __init__(self, name: str, hardware_class: str) -> None:
+    def __init__(self, name: str, hardware_class: str, room: float = float("inf")) -> None:
+        """``room``: tokens whose keys and values it can hold."""
         self.name = name
         self.hardware_class = hardware_class
-        self.state: State = "starting"
+        self.room = room
         self.host: Ref | None = None
-        self.limits = EngineLimits(max_sequences=1, max_model_len=1)
-        self.version: int | None = None
+        self.limits = NO_LIMITS
         self.restarts = 0
         self.in_flight: dict[str, Add] = {}
+        self.outstanding = 0  # nanoseconds of its time
+        self.context = 0  # tokens
         self.outbox: list[Add] = []
         self.ended: list[str] = []  # trajectories that it is still to be told of
-        self.emptied = 0  # places that count as taken, because they were emptied on purpose
         self.measured: EngineLoad | None = None
         self.measured_at = 0.0
+        self.changed: Callable[[EngineEntry], None] = _nobody
+        self.stamp = 0  # of the last change, for whoever orders engines
+        self._costs: dict[str, tuple[int, int]] = {}  # of what is in flight: nanoseconds, tokens
+        self._last = 0  # nanoseconds of what was given last
+        self._state: State = "starting"
+        self._version: int | None = None
+        self._emptied = 0
+        self.kind: Kind = (self._state, hardware_class, self._version)
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self._change_kind()
+
+    @property
+    def version(self) -> int | None:
+        return self._version
+
+    @version.setter
+    def version(self, version: int | None) -> None:
+        self._version = version
+        self._change_kind()
+
+    def _change_kind(self) -> None:
+        self.kind = self._state, self.hardware_class, self._version
+        self.changed(self)
+
+    @property
+    def emptied(self) -> int:
+        """Places that count as taken, because they were emptied on purpose."""
+        return self._emptied
+
+    @emptied.setter
+    def emptied(self, places: int) -> None:
+        self._emptied = places
+        self.changed(self)
+
+    def ready(self, host: Ref, limits: EngineLimits) -> None:
+        """Its host is up, and has no weights."""
+        self.host, self.limits, self._version = host, limits, None
+        self.state = "cold"
+
+    def lose(self, state: State) -> None:
+        """Its process is gone; ``in_flight`` is left to be moved."""
+        self.host, self.measured, self._version, self._emptied = None, None, None, 0
+        self.outbox.clear()
+        self.ended.clear()
+        self.state = state
+
+    # ---- what is with it -----------------------------------------------------------------------------------------
+
+    def give(self, add: Add, nanoseconds: int, tokens: int) -> None:
+        """A request, what it will cost here, and how long it will be in the end."""
+        id_ = add.request.request_id
+        self.in_flight[id_] = add
+        self._costs[id_] = nanoseconds, tokens
+        self.outstanding += nanoseconds
+        self.context += tokens
+        self._last = nanoseconds
+        self.changed(self)
+
+    def take(self, request_id: str) -> Add | None:
+        """It is here no more; None where it was not."""
+        add = self.in_flight.pop(request_id, None)
+        if add is not None:
+            nanoseconds, tokens = self._costs.pop(request_id)
+            self.outstanding -= nanoseconds
+            self.context -= tokens
+            self.changed(self)
+        return add
+
+    def take_all(self) -> dict[str, Add]:
+        taken, self.in_flight = self.in_flight, {}
+        self._costs.clear()
+        self.outstanding = self.context = 0
+        self.changed(self)
+        return taken
+
+    # ---- how loaded it is ----------------------------------------------------------------------------------------
 
     @property
     def load(self) -> float:
-        """For routing: requests per place of the running batch."""
-        return (len(self.in_flight) + self.emptied) / self.limits.max_sequences
+        """Requests per place of the running batch."""
+        return (len(self.in_flight) + self._emptied) / self.limits.max_sequences
 
-    def lose(self) -> None:
-        """Its process is gone; ``in_flight`` is left to be moved."""
-        self.host, self.version, self.measured, self.emptied = None, None, None, 0
-        self.outbox.clear()
-        self.ended.clear()
+    @property
+    def full(self) -> bool:
+        """Another request would wait for a place or, if it is as long as those that are here, for room."""
+        count = len(self.in_flight)
+        return count + self._emptied >= self.limits.max_sequences or self.context * (count + 1) > self.room * count
+
+    @property
+    def ahead(self) -> int:
+        """Nanoseconds of its time that are spoken for. A place that was emptied counts as what was given last."""
+        return self.outstanding + self._emptied * self._last
 
     def describe(self, now: float, trajectories: int, gave_s: float | None, took_s: float | None) -> EngineState:
         """``now``: loop time; ``trajectories`` have their prefix here; ``gave_s``, ``took_s``: ago."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -27,7 +27,8 @@ from actors.proxy.engines.protocol import Begun
 from actors.proxy.entry import EngineEntry
 from actors.proxy.kept import Kept, with_begun
 from actors.proxy.messages import Add, HostRelease, MoveTrajectories, Moving, Released
-from actors.proxy.moving import KEEP_S, Held, Moves, pick, waiting
+from actors.proxy.moving import KEEP_S, Held, Moves, pick, surplus, waiting
+from actors.proxy.prefixes import Prefixes
 from bus.message import BusError
 
 log = logging.getLogger(__name__)
@@ -62,22 +63,21 @@ class Mover:
     """See the module docstring. The tables are the proxy's."""
 
     def __init__(
-        self, holder: dict[str, str], where: dict[str, str], kept: Kept, counters: Counter[str], hands: Hands
+        self, prefixes: Prefixes, where: dict[str, str], kept: Kept, counters: Counter[str], hands: Hands
     ) -> None:
-        self._holder = holder
+        self._prefixes = prefixes
         self._where = where
         self._kept = kept
         self._counters = counters
         self._hands = hands
         self._moves = Moves()
-        self.prefixes: dict[str, int] = {}  # trajectory -> tokens of its last prompt
         self._leaving: dict[str, bool] = {}  # requests that an engine was told to let go -> aborted meanwhile
 
     # ---- what the proxy tells and asks ---------------------------------------------------------------------------
 
     def barred(self, trajectory: str) -> str | None:
         """The engine that a trajectory must not go back to yet."""
-        return self._moves.barred(trajectory, _now())
+        return self._moves.barred(trajectory, _now()) if self._moves.remembers(trajectory) else None
 
     def ago(self, engine: str) -> tuple[float | None, float | None]:
         """Seconds since it last gave, and took; None: never."""
@@ -90,11 +90,34 @@ class Mover:
 
     def ended(self, trajectory: str) -> None:
         self._moves.ended(trajectory)
-        self.prefixes.pop(trajectory, None)
 
     def gone(self, engine: str) -> None:
         """It died."""
         self._moves.gone(engine)
+
+    # ---- more than its share -------------------------------------------------------------------------------------
+
+    def release(self, serving: Sequence[EngineEntry]) -> dict[str, int]:
+        """Let engines that have more than their share of the trajectories forget some that ask for nothing just now.
+        Returns how many, by engine."""
+        held: dict[str, list[str]] = {engine.name: [] for engine in serving}
+        for trajectory, name in self._prefixes.holder.items():
+            if name in held:
+                held[name].append(trajectory)
+        beyond = surplus(
+            {name: len(trajectories) for name, trajectories in held.items()},
+            {engine.name: engine.limits.max_sequences for engine in serving},
+        )
+        released: dict[str, int] = {}
+        for engine in serving:
+            asking = {add.request.trajectory for add in engine.in_flight.values()}
+            idle = [trajectory for trajectory in held[engine.name] if trajectory not in asking]
+            for trajectory in idle[: beyond.get(engine.name, 0)]:
+                self._prefixes.lost(trajectory)
+                self._hands.tell_forget(engine, trajectory)
+                released[engine.name] = released.get(engine.name, 0) + 1
+        self._counters["trajectories_released"] += sum(released.values())
+        return released
 
     # ---- an order ------------------------------------------------------------------------------------------------
 
@@ -122,9 +145,9 @@ class Mover:
         for add in engine.in_flight.values():
             requests.setdefault(add.request.trajectory, []).append(add)
         return [
-            Held(trajectory, self.prefixes.get(trajectory, 0), requests.get(trajectory, ()))
-            for trajectory, name in self._holder.items()
-            if name == engine.name and self.barred(trajectory) is None
+            Held(trajectory, self._prefixes.tokens(trajectory), requests.get(trajectory, ()))
+            for trajectory in self._prefixes.of(engine.name)
+            if self.barred(trajectory) is None
         ]
 
     def _recount(self, engine: EngineEntry) -> None:
@@ -136,7 +159,7 @@ class Mover:
         abreast = source.version is not None and target.version is not None and target.version >= source.version
         idle, at_once, asked = 0, 0, []
         for one in chosen:
-            self._holder[one.trajectory] = target.name
+            self._prefixes.move(one.trajectory, target)
             self._hands.tell_forget(source, one.trajectory)
             idle += not one.requests
             for add in one.requests:
@@ -183,10 +206,10 @@ class Mover:
         if begun is not None:
             add = with_begun(add, begun)
         if self._leaving[id_]:
-            del source.in_flight[id_]
+            source.take(id_)
             self._hands.answer_aborted(add)
-        elif add.request.trajectory not in self._holder:
-            del source.in_flight[id_]
+        elif add.request.trajectory not in self._prefixes.holder:
+            source.take(id_)
             self._hands.fail(add, "its trajectory has ended")
         else:
             tokens = 0 if begun is None else len(begun.tokens)
@@ -196,7 +219,8 @@ class Mover:
 
     def _move_on(self, source: EngineEntry, add: Add) -> None:
         id_ = add.request.request_id
-        del source.in_flight[id_], self._where[id_]
+        source.take(id_)
+        del self._where[id_]
         self._hands.route(self._kept.along(add))
 
 

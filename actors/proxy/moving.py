@@ -46,6 +46,13 @@ def waiting(in_flight: Mapping[str, Add], places: int) -> list[str]:
     return list(in_flight)[places:]
 
 
+def surplus(held: Mapping[str, int], places: Mapping[str, int]) -> dict[str, int]:
+    """By engine, how many more trajectories it holds than its share by places, rounded up; only those with any."""
+    total, room = sum(held.values()), sum(places.values())
+    beyond = {name: count - math.ceil(total * places[name] / room) for name, count in held.items()}
+    return {name: count for name, count in beyond.items() if count > 0}
+
+
 class Moves:
     """What was moved lately. Time is handed in."""
 
@@ -60,6 +67,9 @@ class Moves:
         self._left |= dict.fromkeys(trajectories, (source, until))
         self._emptied.setdefault(source, []).append((until, emptied))
         self._gave[source] = self._took[target] = now
+
+    def remembers(self, trajectory: str) -> bool:
+        return trajectory in self._left
 
     def barred(self, trajectory: str, now: float) -> str | None:
         """The engine that it must not go back to yet; it must not be moved again as long."""

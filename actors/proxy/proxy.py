@@ -22,12 +22,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from actors.core import Actor, Ref, handler
+from actors.proxy.commands import Commands
 from actors.proxy.costs import Costs
 from actors.proxy.engines.protocol import Begun, Completion
 from actors.proxy.entry import EngineEntry
@@ -49,9 +50,6 @@ from actors.proxy.messages import (
     HostAbort,
     HostAdd,
     HostForget,
-    HostResume,
-    HostSuspend,
-    HostUpdate,
     InheritCosts,
     Inherited,
     MoveTrajectories,
@@ -72,10 +70,11 @@ from actors.proxy.messages import (
     Update,
 )
 from actors.proxy.mover import Mover
-from actors.proxy.routing import choose, surplus
-from actors.weightsync.manifest import Receipt
+from actors.proxy.pool import Group, Pool, by_name
+from actors.proxy.prefixes import Prefixes
+from actors.proxy.routing import Choice, Need, choose
 from actors.weightsync.messages import EngineJoined, EngineLeft
-from bus.message import NodeAddress, PeerLost
+from bus.message import NodeAddress
 from hwprobe.cost import ModelSize
 from hwprobe.costmodel import CostModel
 
@@ -86,8 +85,6 @@ T = TypeVar("T")
 MAX_MOVES = 3
 REMEMBERED = 10_000
 """Finished requests whose ids are remembered, so that a late copy of an ADD has no effect."""
-SUSPEND_TIMEOUT_S = 120.0
-UPDATE_TIMEOUT_S = 300.0
 FORGET_WITHIN_S = 0.05
 """How long the news that a trajectory has ended waits for requests to travel with: an engine pays for every message."""
 
@@ -122,20 +119,22 @@ class LLMProxy(Actor):
         costs: CostModel | None = None,
     ) -> None:
         """``costs``: what is known of the model and the classes before anything is measured."""
-        self._engines = {name: EngineEntry(name, class_) for name, class_ in classes.items()}
         self._costs = Costs(costs or CostModel.prior(ModelSize(), classes.values()), affinity)
+        self._pool = Pool(EngineEntry(name, of, self._costs.rates(of).room) for name, of in classes.items())
+        self._engines = self._pool.engines
         self._weightsync: Ref | None = None
         self._failed = failed
         self._queued: dict[str, Add] = {}
         self._where: dict[str, str] = {}  # request id -> engine
-        self._holder: dict[str, str] = {}  # trajectory -> engine that has its prefix
+        self._prefixes = Prefixes()
         self._moves: Counter[str] = Counter()  # by request, away from engines that died
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self._flushing = False
+        self._outgoing: dict[str, EngineEntry] = {}  # that have requests in their outboxes
         self._tokens = 0
         self._counters: Counter[str] = Counter()
         self._kept = Kept(self._counters)
-        self._mover = Mover(self._holder, self._where, self._kept, self._counters, self)
+        self._mover = Mover(self._prefixes, self._where, self._kept, self._counters, self)
+        self._commands = Commands(self._engines, self)
 
     async def on_stop(self) -> None:
         await self.fleet.stop()
@@ -155,54 +154,70 @@ class LLMProxy(Actor):
         return Accepted(self.route(message))
 
     def route(self, message: Add) -> str:
+        """Give a request to an engine, whose name is returned, or let it wait for one."""
         request = message.request
-        if self._none_left():
+        if self._pool.none_left:
             self.fail(message, "no engine is left")
             return ""
-        candidates = self._candidates()
+        groups = self._pool.groups()
         if request.begun is not None:
-            message, candidates = self._abreast(message, request.begun, candidates)
-        barred = self._mover.barred(request.trajectory)
-        if barred is not None:
-            candidates = [engine for engine in candidates if engine.name != barred] or candidates
-        holder = self._holder.get(request.trajectory)
-        held_by = None if holder is None else self._engines[holder].hardware_class
-        preferred = self._costs.preferred(message.domain, held_by, {engine.hardware_class for engine in candidates})
-        choice = choose(candidates, preferred=preferred, holder=holder)
+            message, groups = self._abreast(message, request.begun, groups)
+        need = self._costs.need(message.domain, message.request)
+        choice = self._choose(message, need, groups)
         if choice is None:
             self._queued[request.request_id] = message
             return ""
-        self._counters["affinity_fallbacks"] += choice.fell_back
-        engine = self._engines[choice.engine]
-        engine.in_flight[request.request_id] = message
-        engine.outbox.append(message)
-        self._where[request.request_id] = engine.name
-        self._holder[request.trajectory] = engine.name
-        self._mover.prefixes[request.trajectory] = len(request.prompt)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        return engine.name
+        if choice.fallback:
+            self._counters["affinity_fallbacks"] += 1
+            self._counters[f"affinity_fallbacks_{choice.fallback}"] += 1
+        self._give(message, need, choice.engine)
+        return choice.engine.name
 
-    def _candidates(self) -> list[EngineEntry]:
-        serving = [engine for engine in self._engines.values() if engine.state == "serving"]
-        # Where none serves: a suspended one has room to wait in, and may hold the prefix.
-        return serving or [engine for engine in self._engines.values() if engine.state == "suspended"]
+    def _choose(self, add: Add, need: Need, groups: Sequence[Group]) -> Choice | None:
+        trajectory = add.request.trajectory
+        holder = self._engines.get(self._prefixes.holder.get(trajectory, ""))
+        held_by = None if holder is None else holder.hardware_class
+        return choose(
+            groups,
+            need,
+            self._costs.rates,
+            preferred=self._costs.preferred(add.domain, held_by, {group.hardware_class for group in groups}),
+            holder=holder,
+            cached=0 if holder is None else self._prefixes.claimed(trajectory, holder),
+            barred=self._mover.barred(trajectory),
+        )
 
-    def _abreast(self, add: Add, begun: Begun, engines: list[EngineEntry]) -> tuple[Add, list[EngineEntry]]:
+    def _abreast(self, add: Add, begun: Begun, groups: list[Group]) -> tuple[Add, list[Group]]:
         """Those that can go on with a request: versions never go back within it. It starts anew where some serve, but
         none that can."""
         newest = int(begun.versions[-1])
-        able = [engine for engine in engines if engine.version is not None and engine.version >= newest]
-        if able or not any(engine.state == "serving" for engine in engines):
+        able = [group for group in groups if group.version is not None and group.version >= newest]
+        if able or not self._pool.serves:
             return add, able
         self._counters["tokens_dropped"] += len(begun.tokens)
-        return with_begun(add, None), engines
+        return with_begun(add, None), groups
+
+    def _give(self, add: Add, need: Need, engine: EngineEntry) -> None:
+        """The engine is to have this request, and its trajectory's prefix from now on."""
+        request = add.request
+        trajectory = request.trajectory
+        cached = self._prefixes.cached(trajectory, engine)
+        left = self._engines.get(self._prefixes.holder.get(trajectory, engine.name), engine)
+        if left is not engine and left.host is not None:
+            self.tell_forget(left, trajectory)
+        places = engine.limits.max_sequences
+        engine.give(add, need.work_ns(self._costs.rates(engine.hardware_class), cached, places), need.length)
+        engine.outbox.append(add)
+        self._where[request.request_id] = engine.name
+        self._prefixes.put(trajectory, engine, len(request.prompt))
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing[engine.name] = engine
 
     def _flush(self) -> None:
         """Send what was routed in this turn of the loop: one message per engine."""
-        self._flushing = False
-        for engine in self._engines.values():
+        outgoing, self._outgoing = self._outgoing, {}
+        for engine in outgoing.values():
             if engine.outbox and engine.host is not None:
                 batch, engine.outbox = engine.outbox, []
                 ended, engine.ended = engine.ended, []
@@ -246,7 +261,7 @@ class LLMProxy(Actor):
         for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
             del self._queued[add.request.request_id]
             self.fail(add, "its trajectory has ended")
-        holder = self._engines.get(self._holder.pop(message.trajectory, ""))
+        holder = self._engines.get(self._prefixes.end(message.trajectory) or "")
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
             self.tell_forget(holder, message.trajectory)
 
@@ -265,26 +280,12 @@ class LLMProxy(Actor):
     @handler
     async def rebalance(self, message: Rebalance) -> Rebalanced:
         serving = [engine for engine in self._engines.values() if engine.state == "serving"]
-        held: dict[str, list[str]] = {engine.name: [] for engine in serving}
-        for trajectory, name in self._holder.items():
-            if name in held:
-                held[name].append(trajectory)
-        places = {engine.name: engine.limits.max_sequences for engine in serving}
-        released = {}
-        for name, count in surplus({name: len(trajectories) for name, trajectories in held.items()}, places).items():
-            asking = {add.request.trajectory for add in self._engines[name].in_flight.values()}
-            idle = [trajectory for trajectory in held[name] if trajectory not in asking][:count]
-            for trajectory in idle:
-                del self._holder[trajectory]
-                self.tell_forget(self._engines[name], trajectory)
-            if idle:
-                released[name] = len(idle)
-        self._counters["trajectories_released"] += sum(released.values())
-        return Rebalanced(released)
+        return Rebalanced(self._mover.release(serving))
 
     @handler(urgent=True)
     async def move(self, message: MoveTrajectories) -> Moving:
-        return self._mover.order(self._known(message.source), self._known(message.target), message)
+        source, target = by_name(self._engines, message.source), by_name(self._engines, message.target)
+        return self._mover.order(source, target, message)
 
     @handler
     async def served(self, message: Served) -> None:
@@ -297,12 +298,13 @@ class LLMProxy(Actor):
                 self._costs.worked(engine.hardware_class, message.work)
         sampled = dict(zip(message.request_ids, message.sampled, strict=False))  # which scripted engines leave out
         for id_ in message.request_ids:
-            add = None if engine is None else engine.in_flight.pop(id_, None)
-            if add is None:
+            add = None if engine is None else engine.take(id_)
+            if engine is None or add is None:
                 self._counters["late_answers"] += 1  # it was declared dead, and its requests were moved
                 continue
             if sampled.get(id_):
                 self._costs.answered(add.request.trajectory, sampled[id_], now)
+                self._prefixes.grew(add.request.trajectory, engine, sampled[id_])
             else:
                 self._costs.unanswered(add.request.trajectory)
             self._forget(id_)
@@ -328,70 +330,35 @@ class LLMProxy(Actor):
     @handler(urgent=True)
     async def suspend(self, message: Suspend) -> AsyncIterator[Progress]:
         yield Accepted(message.engine or "")
-        await asyncio.gather(*(self._suspend(engine) for engine in self._meant(message.engine)))
+        await self._commands.suspend(message.engine)
         yield Done()
-
-    async def _suspend(self, engine: EngineEntry) -> None:
-        if engine.state == "serving":
-            engine.state = "suspended"
-        await self.ask_host(engine, HostSuspend(), Acknowledged, SUSPEND_TIMEOUT_S)
 
     @handler(urgent=True)
     async def update(self, message: Update) -> AsyncIterator[Progress]:
         yield Accepted(message.engine)
-        engine = self._known(message.engine)
-        engine.version = None  # what it held is gone, whatever comes
-        receipt = await self.ask_host(engine, HostUpdate(message.version), Receipt, UPDATE_TIMEOUT_S)
-        yield Done(message.version, receipt)
+        yield Done(message.version, await self._commands.update(message.engine, message.version))
 
     @handler(urgent=True)
     async def resume(self, message: Resume) -> AsyncIterator[Progress]:
         yield Accepted(message.engine or "")
-        await asyncio.gather(*(self._resume(engine, message.version) for engine in self._meant(message.engine)))
+        await self._commands.resume(message.engine, message.version)
         self._route_queued()
         yield Done(message.version)
 
-    async def _resume(self, engine: EngineEntry, version: int | None) -> None:
-        """``version``: whose receipt was accepted. Without one, an engine goes on with what it has proven before."""
-        proven = engine.version if version is None else version
-        if proven is None:
-            raise ValueError(f"engine {engine.name} has no accepted receipt: it cannot serve")
-        await self.ask_host(engine, HostResume(), Acknowledged, SUSPEND_TIMEOUT_S)
-        engine.state, engine.version = "serving", proven
-
-    async def ask_host(
+    def ask_host(
         self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float, *, retries: int = 0
-    ) -> T:
-        """Ask an engine's host. Raises ``PeerLost`` where the engine is gone, be it after it has answered."""
-        about = f"engine {engine.name}"
-        host = engine.host
-        if host is None:
-            raise PeerLost(f"{about} is {engine.state}: it cannot take {type(message).__name__}")
-        answer = await self.node.ask(host, message, reply, timeout_s=timeout_s, retries=retries, about=about)
-        if engine.host is not host:
-            raise PeerLost(f"{about} died after {type(message).__name__}")
-        return answer
-
-    def _known(self, name: str) -> EngineEntry:
-        if name not in self._engines:
-            raise ValueError(f"no engine {name!r}; there are {', '.join(self._engines)}")
-        return self._engines[name]
-
-    def _meant(self, name: str | None) -> list[EngineEntry]:
-        """One engine, or all that have something to suspend or resume."""
-        if name is not None:
-            return [self._known(name)]
-        engines = [engine for engine in self._engines.values() if engine.state in ("serving", "suspended")]
-        return [engine for engine in engines if engine.version is not None]
+    ) -> Awaitable[T]:
+        """For the mover."""
+        return self._commands.ask_host(engine, message, reply, timeout_s, retries=retries)
 
     # ---- engines come and go -------------------------------------------------------------------------------------
 
     @handler(urgent=True)
     async def engine_ready(self, message: EngineReady) -> Acknowledged:
-        engine = self._known(message.engine)
+        engine = by_name(self._engines, message.engine)
         if engine.state == "removed":
             raise ValueError(f"engine {engine.name} was taken out of routing")
-        engine.host, engine.limits, engine.state, engine.version = message.host, message.limits, "cold", None
+        engine.ready(message.host, message.limits)
         log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
         self.fleet.ready(engine.name, message.host.node)
         if self._weightsync is not None:
@@ -410,38 +377,34 @@ class LLMProxy(Actor):
         engine = self._engines[name]
         if engine.state == "removed":
             return
-        engine.state = "dead" if restarting else "removed"
         engine.restarts += restarting
         if engine.host is not None:
             self.node.lose(engine.host.node, reason)
-        engine.lose()
+        engine.lose("dead" if restarting else "removed")
         self._mover.gone(name)
         self._counters["engine_deaths"] += 1
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
         self._move_requests(engine, f"engine {name}: {reason}")
-        if self._none_left():
+        if self._pool.none_left:
             waiting, self._queued = self._queued, {}
             for add in waiting.values():
                 self.fail(add, f"no engine is left; the last, {name}: {reason}")
             self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
 
-    def _none_left(self) -> bool:
-        return all(engine.state == "removed" for engine in self._engines.values())
-
     def _move_requests(self, engine: EngineEntry, reason: str) -> None:
-        moving, engine.in_flight = engine.in_flight, {}
+        moving = engine.take_all()
         # A trajectory may have several: the engine tells of an answer later than the trajectory's next request comes.
-        running = {add.request.trajectory for add in moving.values()} & self._holder.keys()
+        running = {add.request.trajectory for add in moving.values()} & self._prefixes.holder.keys()
         for trajectory in running:
-            if self._holder[trajectory] == engine.name:
-                del self._holder[trajectory]
+            if self._prefixes.holder[trajectory] == engine.name:
+                self._prefixes.lost(trajectory)
         for id_, add in moving.items():
             del self._where[id_]
             self._moves[id_] += 1
             if add.request.trajectory not in running:
                 self.fail(add, f"its trajectory has ended, and {reason}")
-            elif self._none_left() or self._moves[id_] > MAX_MOVES:
+            elif self._pool.none_left or self._moves[id_] > MAX_MOVES:
                 self.fail(add, reason)
             else:
                 self._counters["requests_moved"] += 1
@@ -455,6 +418,7 @@ class LLMProxy(Actor):
 
     @handler(urgent=True, cancellable=False)
     async def remove(self, message: Remove) -> Acknowledged:
+        by_name(self._engines, message.engine)  # it is one
         log.error("engine %s is taken out of routing: %s", message.engine, message.reason)
         self.engine_died(message.engine, message.reason, restarting=False)
         await self.fleet.retire(message.engine)
@@ -489,7 +453,7 @@ class LLMProxy(Actor):
     @handler(urgent=True)
     async def describe(self, message: DescribeProxy) -> ProxyState:
         now = asyncio.get_running_loop().time()
-        held = Counter(self._holder.values())
+        held = Counter(self._prefixes.holder.values())
         engines = [
             engine.describe(now, held[engine.name], *self._mover.ago(engine.name)) for engine in self._engines.values()
         ]

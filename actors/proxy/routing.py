@@ -1,39 +1,70 @@
-"""Where a request goes: the class of hardware that suits its domain, the engine that holds its prefix, the least load.
+"""Where a request goes: to the engine that is expected to have answered it first.
 
-Invariant: a request never waits for a preferred engine while another one serves: preference falls back, and the
-fallback is counted.
+    seconds at an engine =  what is ahead of it there            (of every request in flight: what it was said to cost)
+                          + tokens to be computed x s/token      (prompt, less what the engine has of it from before)
+                          + tokens to be sampled x s/step        (by the task's mean; in a batch as is usual there)
+    costs the engine     =  the second line + tokens to be sampled x s/step of a full batch / its places
+
+Seconds come of the cost model (``hwprobe.costmodel``), which knows what each class reaches of its arithmetic and
+bandwidth. The class that is declared or ordered for a task is a prior: an engine of another class is taken
+
+- where none of that class may take the request (``gone``), or each is full, that is, without a place or without room
+  for keys and values, while another one is not (``full``);
+- where it is expected to be ``OTHER_CLASS`` times as soon (``busy``), or has the prefix and is that (``prefix``).
+
+Invariant: a request never waits for a class while an engine of another one serves and has room. It may wait for the
+engine that has its prefix, where that is expected to be sooner than to compute the prefix anew elsewhere. The decision
+is that of a scan over all engines, in whole nanoseconds; only the least loaded one of each group (``pool``) and the
+one with the prefix have to be looked at, because all other terms are the same within a group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-STICKY_SLACK = 0.5
-"""A trajectory stays with the engine that holds its prefix while that engine's load (share of its places) exceeds the
-least loaded one's by no more than this; a prefix is cheaper to keep than to rebuild, up to a point."""
+import msgspec
+
+from actors.proxy.entry import EngineEntry
+from actors.proxy.pool import Group
+from hwprobe.costmodel import Rates
+
+OTHER_CLASS = 2
+"""Times as soon as any engine of the preferred class an engine of another one must be expected to answer."""
+NS = 1e9
 
 
-class Candidate(Protocol):
-    """What routing needs to know of an engine."""
+class Need(msgspec.Struct, frozen=True, gc=False):
+    """What one request asks of an engine."""
 
-    name: str
-    hardware_class: str
+    prompt: int  # tokens
+    sampled: float  # tokens that are expected to be sampled
 
     @property
-    def load(self) -> float:
-        """Requests in flight per place in the running batch."""
+    def length(self) -> int:
+        """In the end."""
+        return self.prompt + math.ceil(self.sampled)
+
+    def prefill_ns(self, rates: Rates, cached: int) -> int:
+        """At least the last token is computed, whatever is cached."""
+        fresh = self.prompt - cached
+        return int((fresh if fresh > 1 else 1) * rates.token_s * NS)
+
+    def decode_ns(self, rates: Rates, batch: float) -> int:
+        """One sequence among so many of its length."""
+        sampled = self.sampled
+        return int(sampled * rates.step_s(batch, self.prompt + sampled / 2) * NS)
+
+    def work_ns(self, rates: Rates, cached: int, places: int) -> int:
+        """What it takes of an engine's time, which others do not have."""
+        return self.prefill_ns(rates, cached) + self.decode_ns(rates, places) // places
 
 
-class Choice:
-    """A decision and whether it fell back from the declared class."""
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """A decision, and why it is not the preferred class: gone, full, busy, prefix; "": it is, or there is none."""
 
-    __slots__ = ("engine", "fell_back")
-
-    def __init__(self, engine: str, fell_back: bool) -> None:
-        self.engine = engine
-        self.fell_back = fell_back
+    engine: EngineEntry
+    fallback: str = ""
 
 
 def preferred_class(affinity: Mapping[str, str], domain: str) -> str | None:
@@ -41,18 +72,53 @@ def preferred_class(affinity: Mapping[str, str], domain: str) -> str | None:
     return affinity.get(domain, affinity.get("default"))
 
 
-def choose(serving: Iterable[Candidate], *, preferred: str | None, holder: str | None) -> Choice | None:
-    """Pick an engine among those that serve; None where there is none. ``holder`` has the trajectory's prefix."""
-    engines = sorted(serving, key=lambda engine: (engine.load, engine.name))
-    if not engines:
-        return None
-    suited = [engine for engine in engines if preferred is None or engine.hardware_class == preferred]
-    pool = suited or engines
-    least = pool[0]
-    for engine in pool:
-        if engine.name == holder and engine.load <= least.load + STICKY_SLACK:
-            return Choice(engine.name, fell_back=not suited)
-    return Choice(least.name, fell_back=not suited)
+def choose(
+    groups: Sequence[Group],
+    need: Need,
+    rates: Callable[[str], Rates],
+    *,
+    preferred: str | None = None,
+    holder: EngineEntry | None = None,
+    cached: int = 0,
+    barred: str | None = None,
+) -> Choice | None:
+    """Among the engines of these groups; None where there is none. ``holder`` has ``cached`` tokens of the prompt;
+    ``barred`` is taken where there is no other."""
+    best: tuple[bool, int, str] | None = None
+    taken: EngineEntry | None = None
+    suited = room = preferred is None  # whether there is one of that class, and one with room
+    held: tuple[int, int] | None = None  # what the holder takes: with its weight
+    holds = None if holder is None else holder.kind
+    for group in groups:
+        least = group.least(barred)
+        if least is None:
+            continue
+        full, ahead, name, _, engine = least
+        of_class = rates(group.hardware_class)
+        decode_ns = need.decode_ns(of_class, group.batch)
+        weight = 1
+        if preferred is not None:
+            if group.hardware_class == preferred:
+                suited, room = True, room or not full
+            else:
+                weight = OTHER_CLASS
+        found = (full, weight * (ahead + need.prefill_ns(of_class, 0) + decode_ns), name)
+        if best is None or found < best:
+            best, taken = found, engine
+        if group.kind == holds:
+            held = weight, need.prefill_ns(of_class, cached) + decode_ns
+    if best is None or taken is None:
+        if barred is None:
+            return None
+        return choose(groups, need, rates, preferred=preferred, holder=holder, cached=cached)
+    if holder is not None and held is not None and holder.name != barred:
+        weight, takes_ns = held
+        # A place elsewhere counts only for a request whose prefix is not here: the estimate says which is sooner.
+        if (holder.full and best[0], weight * (holder.ahead + takes_ns), holder.name) <= best:
+            taken = holder
+    if preferred is None or taken.hardware_class == preferred:
+        return Choice(taken)
+    return Choice(taken, "gone" if not suited else "prefix" if taken is holder else "busy" if room else "full")
 
 
 class Apportionment:
@@ -85,10 +151,3 @@ class Apportionment:
         chosen = max(able, key=lambda name: (owed[name], name))
         owed[chosen] -= sum(able.values())
         return chosen
-
-
-def surplus(held: Mapping[str, int], places: Mapping[str, int]) -> dict[str, int]:
-    """By engine, how many more trajectories it holds than its share by places, rounded up; only those with any."""
-    total, room = sum(held.values()), sum(places.values())
-    beyond = {name: count - math.ceil(total * places[name] / room) for name, count in held.items()}
-    return {name: count for name, count in beyond.items() if count > 0}

@@ -143,7 +143,7 @@ def test_what_is_in_flight_for_a_trajectory_that_has_ended_is_not_moved() -> Non
             await until(lambda: made.asker.failed)
             assert made.asker.failed == [("t/0", f"its trajectory has ended, and engine e0: {CRASH}")]
             assert second.log == []
-            assert made.proxy._holder == {}
+            assert made.proxy._prefixes.holder == {}
 
     run(test())
 
@@ -193,7 +193,7 @@ def test_memory_does_not_grow_with_the_number_of_requests(monkeypatch: pytest.Mo
                 await until(lambda count=index + 1: made.proxy._tokens == count)  # type: ignore[misc]
             await made.describe()
             proxy = made.proxy
-            assert (proxy._where, proxy._holder, proxy._queued, +proxy._moves) == ({}, {}, {}, {})
+            assert (proxy._where, proxy._prefixes.holder, proxy._queued, +proxy._moves) == ({}, {}, {}, {})
             assert len(proxy._finished) == 5
 
     run(test())

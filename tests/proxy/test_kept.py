@@ -130,7 +130,6 @@ async def _at_work(made: World, *versions: int) -> list[ScriptedHost]:
     """Engines of these versions, the first of which has a request and has told of it twice."""
     hosts = [await made.serve(f"e{index}", version) for index, version in enumerate(versions)]
     one = Add(add().request, made.asker.ref)
-    made.proxy._holder["t"] = "e0"
     assert await made.node.ask(made.proxy.ref, one, Accepted, timeout_s=5) == Accepted("e0")
     await until(lambda: "t/0" in hosts[0].held)
     for since, count in ((0, 3), (3, 2)):

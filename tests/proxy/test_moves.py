@@ -145,10 +145,11 @@ def test_a_trajectory_that_was_moved_neither_goes_back_nor_on_within_the_cool_do
             refused = "engine e1 has no trajectory that was not moved lately"
             assert await move(made, 1, "e1", "e0") == Moving(refused=refused)
             second.answer("t/0")
-            await made.command(Suspend("e1"))
+            for name in ("e1", "e0"):
+                await made.command(Suspend(name))
             for number in range(3):
-                made.proxy._holder[f"u{number}"] = "e2"
                 assert await made.add(f"u{number}/0") == "e2"
+            await made.command(Resume("e0", 1))
             assert await made.add("t/1") == "e2", "though e0 has less to do"
             die(made, "e2", restarting=False)
             assert made.proxy._where["t/1"] == "e0", "where no other engine serves it may go back"

@@ -130,7 +130,7 @@ def test_turns_of_a_trajectory_go_where_its_prefix_is_until_it_ends() -> None:
                 await until(lambda count=turn + 1: made.proxy._tokens == count)  # type: ignore[misc]
             made.node.tell(made.proxy.ref, TrajectoryEnded("t"))
             await until(lambda: "forget t" in second.log)
-            assert made.proxy._holder == {"other": "e0"}
+            assert made.proxy._prefixes.holder == {"other": "e0"}
 
     run(test())
 

@@ -14,7 +14,8 @@ QUICK = Marks(hold_s=0.1, rest_s=60.0)
 
 
 def test_a_task_moves_to_the_calm_pool_and_its_next_requests_go_there() -> None:
-    """Four places an engine: two tasks fill the H20, the H800 rests; the one with fewer requests moves."""
+    """Four places an engine: two tasks fill the H20, the H800 rests; the one with fewer requests moves. The other one's
+    requests go there only as long as the H20 is full."""
 
     async def story() -> None:
         said: list[str] = []
@@ -29,9 +30,14 @@ def test_a_task_moves_to_the_calm_pool_and_its_next_requests_go_there() -> None:
             await until(lambda: said)
             assert said == ["web goes to H800 instead of H20: H20 is full (load 1.00), H800 is calm (load 0.00)"]
             assert await made.add("w1", domain="web") == "e800"
+            assert await made.add("m8", domain="math") == "e800"
+            await until(lambda: "m0" in made.hosts["e20"].held)
+            made.hosts["e20"].answer("m0")
+            await until(lambda: "m0" not in made.proxy._where)
             assert await made.add("m9", domain="math") == "e20"
-            assert (await made.describe()).counters["rebindings"] == 1
-            assert (await made.engine("e20")).by_domain == {"math": 4, "web": 1}
+            counters = (await made.describe()).counters
+            assert (counters["rebindings"], counters["affinity_fallbacks_full"]) == (1, 1)
+            assert (await made.engine("e20")).by_domain == {"math": 3, "web": 1}
             running.cancel()
 
     run(story())

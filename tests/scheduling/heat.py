@@ -45,6 +45,7 @@ class Play(msgspec.Struct, frozen=True, kw_only=True):
 
     turns: int = 60
     observation: int = 1200  # tokens
+    opening: int = 0  # tokens of the first prompt; 0: as later ones
     response: int = 1
     environment_s: float = 4.0  # mean; uniform from half to one and a half
     domain: str = "default"
@@ -85,7 +86,7 @@ class Players(Actor):
         return self.node.background(self._play(name, play, self._chance.randrange(2**31)))
 
     async def _play(self, name: str, play: Play, seed: int) -> None:
-        length = play.observation
+        length = play.opening or play.observation
         for turn in range(play.turns):
             completion = await self._turn(f"{name}/{turn}", name, length, play, seed + turn)
             self._check(completion, seed + turn, play.response)
