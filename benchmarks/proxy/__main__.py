@@ -18,12 +18,13 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks.proxy import commands, throughput
+from benchmarks.proxy import commands, routing, throughput
 from benchmarks.proxy.reading import NotMeasurable, Reading
 
 PARTS: Mapping[str, Callable[[bool], Reading]] = {
     "commands": commands.measure,
     "throughput": throughput.measure,
+    "routing": routing.measure,
 }
 """Name -> what measures it; True: quickly."""
 
@@ -32,6 +33,7 @@ TARGETS: Mapping[str, str] = {
     "throughput_vs_bare_vllm_32": ">= 0.95",
     "throughput_vs_bare_vllm_128": ">= 0.95",
     "routing_us_1000_engines": "<= 50",
+    "routing_us_1000_engines_p99": "",
     "mixed_pool_vs_h20": ">= 1.30",
     "mixed_pool_vs_h800": "> 1",
     "low_load_latency_saved": ">= 0.40",
