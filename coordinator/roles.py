@@ -165,6 +165,7 @@ async def start_proxy(context: RoleContext) -> None:
             "kind": job.rollout.engine,
             "policy_directory": str(context.policy_directory),
             "dtype": job.policy.dtype,
+            "policy": _plain(job.policy),
             "limits": _plain(limits),
             "seed": job.seed + index,
             "tensor_parallel": job.rollout.tensor_parallel,

@@ -53,6 +53,7 @@ from actors.env.peers import Peers, Workers
 from actors.env.protocol import Observation
 from actors.env.settling import Settling
 from actors.env.urgency import is_urgent, turns_left
+from actors.proxy.engines.protocol import CUT
 from actors.proxy.messages import Finished, RequestFailed, TrajectoryEnded
 from actors.settings import EnvironmentSettings, RolloutSettings
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
@@ -327,8 +328,8 @@ class EnvHost(Actor):
             raise Lost("env_failed", str(error)) from None
         left = turns_left(self._environment.max_turns, episode.recorder.turns, observation.turns_left)
         completion = await self._generation.generate(episode, allowed, urgent=is_urgent(episode.ticket.purpose, left))
-        if completion.finish_reason == "aborted":
-            raise Lost(episode.stop_reason or "aborted", "aborted while it generated")
+        if completion.finish_reason in CUT:
+            raise Lost(episode.stop_reason or completion.finish_reason, "cut while it generated")
         text = self._framing.action(completion.tokens)
         episode.recorder.sampled(completion.tokens, completion.logprobs, completion.versions, allowed, text)
         episode.took(completion.tokens)

@@ -32,6 +32,18 @@ class Owner(Protocol):
     def engine_died(self, name: str, reason: str, *, restarting: bool) -> None: ...
 
 
+class Fleet(Protocol):
+    """The engine processes, as the proxy sees them."""
+
+    async def start(self) -> None: ...
+
+    def ready(self, name: str, address: NodeAddress) -> None: ...
+
+    async def retire(self, name: str) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class EngineFleet:
     """See the module docstring."""
 

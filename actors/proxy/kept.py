@@ -8,6 +8,7 @@ Invariants:
 - a report begins, for each request, where the last one that was acknowledged has ended; what the proxy keeps of a
   request is an unbroken row that begins where the tokens end which the request brings with it, and is shorter than
   ``max_tokens``. It is forgotten with the answer;
+- alternatives are not reported: a request that wants some begins again;
 - only requests that were here at the last report are told of: one that is answered within a period costs nothing. So a
   death costs each request what was sampled within a period and, where it was younger, a second one.
 """
@@ -64,7 +65,7 @@ class Kept:
     def take(self, report: SampledSoFar, in_flight: Mapping[str, Add]) -> None:
         """``in_flight``: what the engine is known to be at. Others were answered or moved meanwhile."""
         for id_, since, part in unpack(report):
-            if id_ in in_flight:
+            if id_ in in_flight and not in_flight[id_].request.logprobs:
                 self._take(in_flight[id_], since, part)
 
     def _take(self, add: Add, since: int, part: Begun) -> None:

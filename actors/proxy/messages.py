@@ -84,7 +84,7 @@ class Served(msgspec.Struct, frozen=True):
     request_ids: list[str]
     tokens: int
     load: EngineLoad | None = None  # once in ``rollout.load_every_s``
-    sampled: list[int] = []  # tokens of each answer, what a request had brought included; 0: aborted or refused
+    sampled: list[int] = []  # tokens of each answer, what a request had brought included; 0: cut or refused
     work: Work | None = None  # with ``load``: what was computed since
 
 

@@ -93,8 +93,16 @@ class Pool:
     def groups(self) -> list[Group]:
         """Those that a request may go to. Where none serves: a suspended one has room to wait in, and may hold the
         prefix."""
-        state = "serving" if self.serves else "suspended"
+        return self.of("serving" if self.serves else "suspended")
+
+    def of(self, state: State) -> list[Group]:
+        """Those whose engines are in this state."""
         return [group for kind, group in self._groups.items() if kind[0] == state]
+
+    @property
+    def versions(self) -> set[int]:
+        """That engines have, whatever their state."""
+        return {group.version for group in self._groups.values() if group.version is not None}
 
     def _changed(self, engine: EngineEntry) -> None:
         kind, requests, places = engine.kind, len(engine.in_flight), engine.limits.max_sequences

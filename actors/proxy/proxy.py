@@ -3,9 +3,9 @@
 Invariants:
 
 - every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
-  ``RequestFailed`` and a reason. A request whose engine died goes on at another one, behind the tokens that are known
-  of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what the dead one may still have said comes on top of
-  that, so whoever asked takes the first answer to a request id;
+  ``RequestFailed`` and a reason, as wrong parameters are before any engine sees them. A request whose engine died goes
+  on at another one, behind the tokens that are known of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what
+  the dead one may still have said comes on top of that, so whoever asked takes the first answer to a request id;
 - what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
   its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
@@ -23,15 +23,17 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from actors.core import Actor, Ref, handler
+from actors.proxy.admission import Admission, groups_within, is_superseded
 from actors.proxy.commands import Commands
 from actors.proxy.costs import Costs
-from actors.proxy.engines.protocol import Begun, Completion
+from actors.proxy.engines.protocol import Begun, FinishReason, nothing_sampled
 from actors.proxy.entry import EngineEntry
+from actors.proxy.fleet import Fleet
 from actors.proxy.kept import Kept, with_begun
 from actors.proxy.messages import (
     ADVICE,
@@ -74,7 +76,6 @@ from actors.proxy.pool import Group, Pool, by_name
 from actors.proxy.prefixes import Prefixes
 from actors.proxy.routing import Choice, Need, choose
 from actors.weightsync.messages import EngineJoined, EngineLeft
-from bus.message import NodeAddress
 from hwprobe.cost import ModelSize
 from hwprobe.costmodel import CostModel
 
@@ -91,18 +92,6 @@ FORGET_WITHIN_S = 0.05
 
 class NoEngineLeft(RuntimeError):
     """Every engine died or was refused; the message has the last one's words."""
-
-
-class Fleet(Protocol):
-    """The engine processes; see ``actors.proxy.fleet``."""
-
-    async def start(self) -> None: ...
-
-    def ready(self, name: str, address: NodeAddress) -> None: ...
-
-    async def retire(self, name: str) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class LLMProxy(Actor):
@@ -122,6 +111,7 @@ class LLMProxy(Actor):
         self._costs = Costs(costs or CostModel.prior(ModelSize(), classes.values()), affinity)
         self._pool = Pool(EngineEntry(name, of, self._costs.rates(of).room) for name, of in classes.items())
         self._engines = self._pool.engines
+        self._admission = Admission()
         self._weightsync: Ref | None = None
         self._failed = failed
         self._queued: dict[str, Add] = {}
@@ -143,15 +133,16 @@ class LLMProxy(Actor):
 
     @handler
     async def add(self, message: Add) -> Accepted:
-        """Route a request. A repeated id is accepted again without effect."""
-        id_ = message.request.request_id
+        """Route a request, or refuse it. A repeated id is accepted again without effect."""
+        id_ = self._admission.first(message.request)
         if id_ in self._where or id_ in self._queued or id_ in self._finished:
             self._counters["repeated_adds"] += 1
             return Accepted(self._where.get(id_, ""))
         if message.domain != ADVICE:
             now, request = asyncio.get_running_loop().time(), message.request
             self._costs.asked(message.domain, request.trajectory, len(request.prompt), now, message.turn)
-        return Accepted(self.route(message))
+        first, *_ = [self.route(part) for part in self._admission.parts(message)]
+        return Accepted(first)
 
     def route(self, message: Add) -> str:
         """Give a request to an engine, whose name is returned, or let it wait for one."""
@@ -159,7 +150,16 @@ class LLMProxy(Actor):
         if self._pool.none_left:
             self.fail(message, "no engine is left")
             return ""
-        groups = self._pool.groups()
+        refusal = self._admission.refusal(request)
+        if refusal:
+            self._counters["requests_refused"] += 1
+            self.fail(message, f"refused by the proxy: {refusal}")
+            return ""
+        if is_superseded(request, self._pool):
+            self._counters["requests_superseded"] += 1
+            self._answer_cut(message, "superseded")
+            return ""
+        groups = groups_within(request, self._pool)
         if request.begun is not None:
             message, groups = self._abreast(message, request.begun, groups)
         need = self._costs.need(message.domain, message.request)
@@ -231,28 +231,30 @@ class LLMProxy(Actor):
 
     @handler(urgent=True)
     async def abort(self, message: Abort) -> Acknowledged:
-        """End a request wherever it is; unknown and finished ones are ignored."""
-        queued = self._queued.pop(message.request_id, None)
-        if queued is not None:
-            self.answer_aborted(queued)
-        self._mover.aborted(message.request_id)
-        engine = self._engines.get(self._where.get(message.request_id, ""))
-        if engine is not None and engine.host is not None:
-            self._flush()  # the ADD must not arrive after its ABORT
-            self.node.tell(engine.host, HostAbort(message.request_id))
+        """End a request wherever it is, with all of its completions; unknown and finished ones are ignored."""
+        for id_ in self._admission.ids(message.request_id):
+            queued = self._queued.pop(id_, None)
+            if queued is not None:
+                self.answer_aborted(queued)
+            self._mover.aborted(id_)
+            engine = self._engines.get(self._where.get(id_, ""))
+            if engine is not None and engine.host is not None:
+                self._flush()  # the ADD must not arrive after its ABORT
+                self.node.tell(engine.host, HostAbort(id_))
         return Acknowledged()
 
     def answer_aborted(self, add: Add) -> None:
         """One that no engine has."""
-        begun = add.request.begun
-        if begun is None:
+        if add.request.begun is None:
             self.fail(add, "aborted")
-            return
-        id_ = add.request.request_id
+        else:
+            self._answer_cut(add, "aborted")
+
+    def _answer_cut(self, add: Add, reason: FinishReason) -> None:
+        """With the tokens that it has."""
         self._costs.unanswered(add.request.trajectory)
-        self._forget(id_)
-        completion = Completion(id_, begun.tokens, begun.logprobs, begun.versions, "aborted")
-        self.node.tell(add.reply_to, Finished("", [completion]))
+        self._forget(add.request.request_id)
+        self.node.tell(add.reply_to, Finished("", [nothing_sampled(add.request, reason)]))
 
     @handler
     async def trajectory_ended(self, message: TrajectoryEnded) -> None:
@@ -359,6 +361,7 @@ class LLMProxy(Actor):
         if engine.state == "removed":
             raise ValueError(f"engine {engine.name} was taken out of routing")
         engine.ready(message.host, message.limits)
+        self._admission.engine_ready(engine.name, message.limits)
         log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
         self.fleet.ready(engine.name, message.host.node)
         if self._weightsync is not None:

@@ -66,6 +66,12 @@ class Reference:
 
     def behaviour(self, request: GenerateRequest, completion: Completion) -> np.ndarray:
         """Log-probability of each completed token under the version stated for it, after temperature and mask."""
+        distributions = self.distributions(request, completion)
+        chosen = distributions.gather(1, torch.from_numpy(completion.tokens.astype(np.int64))[:, None])
+        return np.asarray(chosen[:, 0].numpy())
+
+    def distributions(self, request: GenerateRequest, completion: Completion) -> torch.Tensor:
+        """float32 [N, V]: what each completed token was drawn from, as log-probabilities."""
         tokens = np.concatenate([request.prompt, completion.tokens])
         by_version = {version: self.logits(version, tokens) for version in set(completion.versions.tolist())}
         hidden = torch.zeros(by_version[int(completion.versions[0])].shape[1], dtype=torch.bool)
@@ -73,11 +79,11 @@ class Reference:
             hidden[:] = True
             hidden[list(request.allowed_token_ids)] = False
         result = []
-        for index, (token, version) in enumerate(zip(completion.tokens, completion.versions, strict=True)):
+        for index, version in enumerate(completion.versions):
             logits = by_version[int(version)][len(request.prompt) - 1 + index] / (request.temperature or 1.0)
             logits = logits.masked_fill(hidden, -torch.inf)
-            result.append(float(torch.log_softmax(logits, -1)[int(token)]))
-        return np.array(result, dtype=np.float32)
+            result.append(torch.log_softmax(logits, -1))
+        return torch.stack(result)
 
     def greedy(self, version: int, prompt: np.ndarray, count: int) -> list[int]:
         """transformers' own ``generate``."""
@@ -106,6 +112,11 @@ def _model(policy_dir: Path, seed: int, scale: float) -> Any:
 
 def prompt(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(2, VOCABULARY, length).astype(np.int32)
+
+
+def spelled(tokens: np.ndarray) -> str:
+    """What tokens read as in these tests: ``<17><4>``."""
+    return "".join(f"<{token}>" for token in tokens.tolist())
 
 
 def finish(engine: Engine, limit: int = 2000) -> dict[str, Completion]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.protocol import Begun, Completion, Engine, GenerateRequest
-from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, Reference, finish, write_tiny_policy
+from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, Reference, finish, spelled, write_tiny_policy
 
 TOLERANCE = 1e-4  # nats, float32
 ALLOWED = (3, 17, 18, 40, 77, 119)
@@ -22,7 +22,7 @@ class Rig:
         policy_dir = write_tiny_policy(directory, tied=tied)
         self.reference = Reference(policy_dir)
         self.engine: Engine = make_engine(
-            kind, policy_dir, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, seed=11
+            kind, policy_dir, max_sequences=MAX_SEQUENCES, max_model_len=MAX_MODEL_LEN, seed=11, texts=spelled
         )
 
     def load(self, version: int) -> dict[str, str]:
@@ -51,8 +51,22 @@ def generate(
     allowed: tuple[int, ...] | None = None,
     stop: tuple[int, ...] = (),
     seed: int | None = None,
+    texts: tuple[str, ...] = (),
+    logprobs: int = 0,
 ) -> GenerateRequest:
-    return GenerateRequest(name, trajectory or name, tokens, max_tokens, temperature, allowed, stop, seed)
+    """``stop``: token ids, ``texts``: stop strings."""
+    return GenerateRequest(
+        name,
+        trajectory or name,
+        tokens,
+        max_tokens,
+        temperature,
+        allowed,
+        stop,
+        seed,
+        stop=texts,
+        logprobs=logprobs,
+    )
 
 
 def aborted_after(rig: Rig, request: GenerateRequest, tokens: int) -> Begun:
@@ -63,4 +77,6 @@ def aborted_after(rig: Rig, request: GenerateRequest, tokens: int) -> Begun:
     aborted = rig.engine.abort(request.request_id)
     assert aborted is not None
     assert len(aborted.tokens) == tokens
-    return Begun(aborted.tokens, aborted.logprobs, aborted.versions)
+    begun = aborted.begun()
+    assert begun is not None
+    return begun

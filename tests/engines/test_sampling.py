@@ -43,7 +43,7 @@ def rows(count: int, temperature: float = 1.0, allowed: tuple[int, ...] | None =
 
 def test_frequencies_follow_temperature_and_mask() -> None:
     logits = torch.tensor([2.0, 0.0, 1.0, 5.0])
-    tokens, logprobs = Sampler(torch.device("cpu")).draws(rows(8000, 2.0, (0, 1, 2)))(logits.repeat(8000, 1))
+    tokens, logprobs, _ = Sampler(torch.device("cpu")).draws(rows(8000, 2.0, (0, 1, 2)))(logits.repeat(8000, 1))
     weights = [math.exp(1.0), math.exp(0.0), math.exp(0.5)]
     for token, weight in enumerate(weights):
         probability = weight / sum(weights)
@@ -53,7 +53,7 @@ def test_frequencies_follow_temperature_and_mask() -> None:
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
-    tokens, _ = Sampler(torch.device("cpu")).draws(rows(4000))(logits.repeat(4000, 1))
+    tokens, _, _ = Sampler(torch.device("cpu")).draws(rows(4000))(logits.repeat(4000, 1))
     assert set(tokens.tolist()) == {1, 3}
 
 
@@ -63,7 +63,7 @@ def test_a_draw_is_the_inversion_of_the_cumulated_distribution_whatever_the_voca
     logits = chance.normal(0, 3, (64, vocabulary)).astype(np.float32)
     logits[:, chance.random(vocabulary) < 0.5] = -np.inf
     how = rows(64)
-    tokens, _ = Sampler(torch.device("cpu")).draws(how)(torch.from_numpy(logits))
+    tokens, _, _ = Sampler(torch.device("cpu")).draws(how)(torch.from_numpy(logits))
     points = uniforms(np.arange(64, dtype=np.uint64), np.zeros(64))
     for row, token, point in zip(logits.astype(np.float64), tokens, points, strict=True):
         weights = np.exp(row - row.max())
@@ -75,7 +75,7 @@ def test_a_draw_is_the_inversion_of_the_cumulated_distribution_whatever_the_voca
 def test_a_greedy_row_among_sampled_ones_takes_the_best_at_temperature_one() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]]).repeat(3, 1)
     how = [RowSampling(1.0, None, 1, 0), RowSampling(0.0, None, 1, 0), RowSampling(0.0, (0, 2), 1, 0)]
-    tokens, logprobs = Sampler(torch.device("cpu")).draws(how)(logits)
+    tokens, logprobs, _ = Sampler(torch.device("cpu")).draws(how)(logits)
     assert tokens[1:].tolist() == [1, 2]
     total = math.exp(1) + math.exp(3) + math.exp(2)
     assert math.isclose(logprobs[1], 3 - math.log(total), abs_tol=1e-6)
@@ -87,7 +87,7 @@ def test_a_row_draws_the_same_whatever_stands_beside_it() -> None:
     logits = torch.randn(64, 50, generator=generator)
     sampler = Sampler(torch.device("cpu"))
     how = [RowSampling(0.5 + i / 64, None if i % 3 else tuple(range(i % 7, 50, 3)), i, i) for i in range(64)]
-    together, _ = sampler.draws(how)(logits)
+    together, _, _ = sampler.draws(how)(logits)
     alone = [int(sampler.draws([how[i]])(logits[i : i + 1])[0][0]) for i in range(64)]
     assert together.tolist() == alone
 

@@ -50,7 +50,7 @@ CRASH = "process ended: killed by SIGKILL"
 
 
 def request(id_: str, trajectory: str = "") -> GenerateRequest:
-    return GenerateRequest(id_, trajectory or id_.partition("/")[0], np.array([1, 2], np.int32), max_tokens=1)
+    return GenerateRequest(id_, trajectory or id_.partition("/")[0], np.array([1, 2], np.int32), max_tokens=8)
 
 
 def completion(id_: str, reason: FinishReason = "length", token: int = 7) -> Completion:
@@ -159,12 +159,14 @@ class Asker(Actor):
         self.finished: list[tuple[str, str]] = []  # request, engine
         self.aborted: list[str] = []
         self.tokens: dict[str, list[int]] = {}  # of the last answer to a request
+        self.reasons: dict[str, FinishReason] = {}
         self.failed: list[tuple[str, str]] = []  # request, reason
 
     @handler
     async def take(self, message: Finished) -> None:
         for one in message.completions:
             self.tokens[one.request_id] = one.tokens.tolist()
+            self.reasons[one.request_id] = one.finish_reason
             if one.finish_reason == "aborted":
                 self.aborted.append(one.request_id)
             else:

@@ -15,7 +15,8 @@ import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
 from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
-from actors.proxy.engines.simulated import SimulatedHost, token_at
+from actors.proxy.engines.simulated import SimulatedHost
+from actors.proxy.engines.simulated_row import token_at
 from actors.proxy.messages import (
     Accepted,
     Acknowledged,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from actors.proxy.engines.protocol import Engine
+    from actors.proxy.engines.sampled import Texts
 
 EngineKind = Literal["torch", "vllm"]
 
@@ -22,11 +23,13 @@ def make_engine(
     kv_cache_bytes: int | None = None,
     tensor_parallel: int = 1,
     cuda_graphs: bool = True,
+    texts: Texts | None = None,
 ) -> Engine:
     """An engine with the policy of ``policy_dir/config.json`` that serves nothing before ``load_weights``.
 
     ``seed`` draws for requests that bring none. ``dtype`` ("float32", "bfloat16") is config.json's unless given.
-    ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. An engine sets process-wide
+    ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. ``texts``
+    reads tokens; without it, requests with stop strings are refused. An engine sets process-wide
     state: give each a process of its own, and its thread count by OMP_NUM_THREADS before this is called.
     ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU.
     """
@@ -42,6 +45,7 @@ def make_engine(
             seed=seed,
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
+            texts=texts,
         )
     if kind == "vllm":
         from actors.proxy.engines.vllm_engine import VllmEngine  # noqa: PLC0415
@@ -55,5 +59,6 @@ def make_engine(
             kv_cache_bytes=kv_cache_bytes,
             tensor_parallel=tensor_parallel,
             cuda_graphs=cuda_graphs,
+            texts=texts,
         )
     raise ValueError(f"rollout.engine: expected torch or vllm, found {kind!r}")

@@ -24,11 +24,7 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.load import engine_load
-from actors.proxy.engines.protocol import (
-    Begun,
-    Completion,
-    Engine,
-)
+from actors.proxy.engines.protocol import CUT, Completion, Engine
 from actors.proxy.engines.thread import EngineThread
 from actors.proxy.kept import Part, Reports, pack
 from actors.proxy.messages import (
@@ -165,7 +161,7 @@ class EngineHost(Actor):
         for completion in completions:
             self._reply_to.pop(completion.request_id, None)
         self._account([], self._sampled_here(completions))
-        return Released([_unfinished(completion) for completion in completions])
+        return Released([Unfinished(completion.request_id, completion.begun()) for completion in completions])
 
     @handler
     async def forget(self, message: HostForget) -> None:
@@ -187,7 +183,7 @@ class EngineHost(Actor):
         for asker, batch in by_asker.items():
             self.node.tell(asker, Finished(self._name, batch))
         tokens = self._sampled_here(completions)
-        sampled = [0 if c.finish_reason == "aborted" else len(c.tokens) for c in completions]
+        sampled = [0 if c.finish_reason in CUT else len(c.tokens) for c in completions]
         self._account([c.request_id for c in completions], tokens, sampled)
 
     def _sampled_here(self, completions: Sequence[Completion]) -> int:
@@ -287,10 +283,3 @@ class EngineHost(Actor):
     async def score(self, message: HostScore) -> Scored:
         tokens = np.asarray(message.tokens)
         return Scored(await self._thread.call(lambda: self._engine.score(tokens)))
-
-
-def _unfinished(completion: Completion) -> Unfinished:
-    if not len(completion.tokens):
-        return Unfinished(completion.request_id, None)
-    begun = Begun(completion.tokens, completion.logprobs, completion.versions)
-    return Unfinished(completion.request_id, begun)

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from actors.core.hosting import ChildContext, read_settings, run_child
+from actors.env.tokenizers import load_tokenizer
+from actors.policy import Policy
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.host import LOAD_EVERY_S, TOKENS_EVERY_S, EngineHost
 from actors.proxy.engines.protocol import Engine, EngineLimits
@@ -34,6 +36,7 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     tensor_parallel: int = 1
     cuda_graphs: bool = True
+    policy: Policy | None = None  # whose tokenizer reads tokens, for stop strings; None: there are none
     proxy_actor: str = "proxy"
     load_every_s: float = LOAD_EVERY_S  # how often it is measured, and told, how loaded the engine is
     tokens_every_s: float = TOKENS_EVERY_S  # how often it is told what running requests have sampled
@@ -82,6 +85,7 @@ def _build(settings: EngineProcessSettings) -> Engine:
             seed=settings.seed,
             tensor_parallel=settings.tensor_parallel,
             cuda_graphs=settings.cuda_graphs,
+            texts=None if settings.policy is None else load_tokenizer(settings.policy).decode,
         )
     finally:
         signal.signal(signal.SIGTERM, handler)

@@ -7,6 +7,9 @@ Invariant: every request added is answered by exactly one ``Completion`` (from `
 sampled token carries the version whose weights produced it and its log-probability under the distribution that it
 was sampled from: after temperature, after the mask of allowed tokens, in float32 nats. What a request brings with it
 (``begun``) comes back unchanged.
+
+There is no top-p, top-k or min-p: simulated engines have no distribution to cut, servers behind HTTP say the
+probabilities before the cut, and a trainer that does not cut likewise would see importance ratios that are not 1.
 """
 
 from __future__ import annotations
@@ -22,7 +25,22 @@ from actors.proxy.engines.work import WorkMeter
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["stop", "length", "aborted"]
+MAX_ALTERNATIVES = 20
+"""What servers with OpenAI's interface give at most."""
+
+FinishReason = Literal["stop", "length", "aborted", "superseded"]
+"""``superseded``: the request may not be sampled under the version that its engine has by now (``to_version``)."""
+
+CUT: tuple[FinishReason, ...] = ("aborted", "superseded")
+"""Reasons under which a request ends before its end."""
+
+
+class Alternatives(msgspec.Struct, frozen=True):
+    """The K most probable tokens at each of N places, the best one first, with their log-probabilities under the same
+    distribution as the sampled one's. Where fewer have any probability, the rest is token -1 with -inf."""
+
+    tokens: np.ndarray  # int32 [N, K]
+    logprobs: np.ndarray  # float32 [N, K]
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -31,6 +49,7 @@ class Begun(msgspec.Struct, frozen=True):
     tokens: np.ndarray  # int32 [N]
     logprobs: np.ndarray  # float32 [N]
     versions: np.ndarray  # int32 [N], non-decreasing; none newer than the engine's that goes on
+    alternatives: Alternatives | None = None  # as many as the request wants
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -47,6 +66,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     urgent: bool = False  # it joins the running batch before those that wait and are not
     from_version: int = 0  # an engine's host keeps it until the engine has this version
     begun: Begun | None = None  # goes on behind these: they count as ``max_tokens``, and are part of the completion
+    to_version: int | None = None  # it is not sampled under a newer one, and then ends as "superseded"
+    stop: tuple[str, ...] = ()  # generation ends with the token that completes one of these texts; it is kept
+    logprobs: int = 0  # alternatives that are told at each place, 0..MAX_ALTERNATIVES
+    n: int = 1  # completions of this prompt; the proxy makes it so many requests (``actors.proxy.admission``)
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -57,22 +80,31 @@ class Completion(msgspec.Struct, frozen=True):
     logprobs: np.ndarray  # float32 [N]
     versions: np.ndarray  # int32 [N], non-decreasing
     finish_reason: FinishReason
+    alternatives: Alternatives | None = None  # of N places; None where none were wanted
+
+    def begun(self) -> Begun | None:
+        """What another engine may go on from."""
+        if not len(self.tokens):
+            return None
+        return Begun(self.tokens, self.logprobs, self.versions, self.alternatives)
 
 
-def nothing_sampled(request: GenerateRequest) -> Completion:
-    """The answer to a request that was aborted before its first token here."""
+def nothing_sampled(request: GenerateRequest, reason: FinishReason = "aborted") -> Completion:
+    """The answer to a request that was cut before its first token here."""
     begun = request.begun
     if begun is None:
         nothing = np.empty(0, dtype=np.int32)
-        return Completion(request.request_id, nothing, np.empty(0, dtype=np.float32), nothing, "aborted")
-    return Completion(request.request_id, begun.tokens, begun.logprobs, begun.versions, "aborted")
+        return Completion(request.request_id, nothing, np.empty(0, dtype=np.float32), nothing, reason)
+    return Completion(request.request_id, begun.tokens, begun.logprobs, begun.versions, reason, begun.alternatives)
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """What an engine can hold."""
+    """What an engine can hold, and knows."""
 
     max_sequences: int  # requests decoded at once; more wait inside the engine
     max_model_len: int  # tokens of prompt and completion together
+    vocabulary: int = 0  # token ids are below it; 0: not known
+    texts: bool = False  # whether it can read tokens: without that, no stop strings
 
 
 class Engine(Protocol):

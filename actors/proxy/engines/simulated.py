@@ -4,8 +4,8 @@ Invariants:
 
 - it says what the real host says, in the same order: requests are answered once or given back once, orders take effect
   between two steps, a suspended engine makes none;
-- a token depends on the request's seed and its place alone (``token_at``), so that what was moved can be compared with
-  what was not;
+- a token depends on the request's seed and its place alone (``actors.proxy.engines.simulated_row``), so that what was
+  moved can be compared with what was not;
 - events, not tokens, cost time: steps that are alike are taken at once, and cut at the next boundary when an order
   comes.
 
@@ -26,8 +26,10 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.load import LoadMeter, engine_load
-from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
-from actors.proxy.engines.seeds import mix
+from actors.proxy.engines.protocol import CUT, EngineLimits, EngineRefusal, FinishReason
+from actors.proxy.engines.seeds import derive
+from actors.proxy.engines.simulated_row import VOCABULARY, Row
+from actors.proxy.engines.validation import check
 from actors.proxy.engines.work import WorkMeter
 from actors.proxy.kept import Part, Reports, pack
 from actors.proxy.messages import (
@@ -41,6 +43,7 @@ from actors.proxy.messages import (
     HostSuspend,
     HostUpdate,
     Released,
+    RequestFailed,
     Served,
     Unfinished,
 )
@@ -51,14 +54,9 @@ from hwprobe.telemetry import GpuFigures
 
 T = TypeVar("T")
 
-VOCABULARY = 1000
 LOAD_EVERY_S = 1.0
 TOKENS_TIMEOUT_S = 10.0
-
-
-def token_at(seed: int, place: int) -> int:
-    """What the ``place``-th token of a request with this seed is, on every such engine."""
-    return int(mix(np.array([seed]), np.array([place]))[0] % np.uint64(VOCABULARY))
+ENDS: tuple[FinishReason, ...] = ("stop", "length")
 
 
 class TellLoad(msgspec.Struct, frozen=True):
@@ -67,53 +65,6 @@ class TellLoad(msgspec.Struct, frozen=True):
 
 class TellTokens(msgspec.Struct, frozen=True):
     """From the host to itself."""
-
-
-class _Row:
-    """A request that is here."""
-
-    def __init__(self, request: GenerateRequest, reply_to: Ref) -> None:
-        self.request = request
-        self.reply_to = reply_to
-        begun = request.begun
-        self.tokens: list[int] = [] if begun is None else begun.tokens.tolist()
-        self.logprobs: list[float] = [] if begun is None else begun.logprobs.tolist()
-        self.versions: list[int] = [] if begun is None else begun.versions.tolist()
-        self.brought = len(self.tokens)
-
-    @property
-    def length(self) -> int:
-        return len(self.request.prompt) + len(self.tokens)
-
-    @property
-    def left(self) -> int:
-        return self.request.max_tokens - len(self.tokens)
-
-    def sample(self, version: int, count: int) -> None:
-        places = range(len(self.tokens), len(self.tokens) + count)
-        tokens = [token_at(self.request.seed or 0, place) for place in places]
-        self.tokens += tokens
-        self.logprobs += [-token / VOCABULARY for token in tokens]
-        self.versions += [version] * count
-
-    def since(self, count: int) -> Begun | None:
-        """What it has behind its first ``count`` tokens."""
-        if count >= len(self.tokens):
-            return None
-        return Begun(
-            np.array(self.tokens[count:], np.int32),
-            np.array(self.logprobs[count:], np.float32),
-            np.array(self.versions[count:], np.int32),
-        )
-
-    def completion(self, reason: FinishReason) -> Completion:
-        return Completion(
-            self.request.request_id,
-            np.array(self.tokens, np.int32),
-            np.array(self.logprobs, np.float32),
-            np.array(self.versions, np.int32),
-            reason,
-        )
 
 
 class SimulatedHost(Actor):
@@ -135,7 +86,7 @@ class SimulatedHost(Actor):
         self._proxy = proxy
         self._cost = cost
         self._model = model or ModelSize()
-        self.limits = limits
+        self.limits = msgspec.structs.replace(limits, vocabulary=VOCABULARY, texts=True)
         self._load_every_s = load_every_s
         self._tokens_every_s = tokens_every_s
         self._reports = Reports()
@@ -144,9 +95,10 @@ class SimulatedHost(Actor):
         self.work = WorkMeter()
         self.version: int | None = None
         self._serving = False
-        self._waiting: dict[str, _Row] = {}
-        self._fresh: dict[str, _Row] = {}  # have a place, and are to be prefilled
-        self._decoding: dict[str, _Row] = {}
+        self._taken = 0  # requests, ever
+        self._waiting: dict[str, Row] = {}
+        self._fresh: dict[str, Row] = {}  # have a place, and are to be prefilled
+        self._decoding: dict[str, Row] = {}
         self._cached: dict[str, int] = {}  # trajectory -> tokens
         self._orders: list[Callable[[], None]] = []
         self._step: asyncio.TimerHandle | None = None
@@ -169,8 +121,18 @@ class SimulatedHost(Actor):
     @handler
     async def add(self, message: HostAdd) -> None:
         for request, reply_to in zip(message.requests, message.reply_to, strict=True):
-            self._waiting[request.request_id] = _Row(request, reply_to)
+            try:
+                check(request, self.limits)
+            except EngineRefusal as refusal:
+                reason = f"refused by engine {self._name}: {refusal}"
+                self.node.tell(reply_to, RequestFailed(request.request_id, reason))
+                self.node.tell(self._proxy, Served(self._name, [request.request_id], 0, sampled=[0]))
+                continue
+            self._taken += 1
             self._reports.comes(request.request_id)
+            row = self._waiting[request.request_id] = Row(request, reply_to, derive(0, self._taken))
+            if not self._may_be_sampled(row):
+                self._end_superseded()
         for trajectory in message.ended:
             self._cached.pop(trajectory, None)
         self._order(lambda: None)
@@ -189,7 +151,8 @@ class SimulatedHost(Actor):
         rows = await self._between_steps(lambda: [self._take_out(id_) for id_ in message.request_ids])
         here = [row for row in rows if row is not None]
         self._account([], here)
-        return Released([_unfinished(row) for row in here])
+        done = [row.sampled.completion("aborted") for row in here]
+        return Released([Unfinished(each.request_id, each.begun()) for each in done])
 
     @handler
     async def forget(self, message: HostForget) -> None:
@@ -207,6 +170,7 @@ class SimulatedHost(Actor):
         if self._serving:
             raise ValueError(f"version {message.version} is for a suspended engine, and {self._name} serves")
         self.version = message.version
+        self._end_superseded()
         self._cached.clear()
         self._fresh |= self._decoding
         self._decoding.clear()
@@ -248,7 +212,7 @@ class SimulatedHost(Actor):
 
     def _sampled_since(self, due: list[tuple[str, int]]) -> list[Part]:
         here = self._waiting | self._fresh | self._decoding
-        found = ((id_, since, here[id_].since(since)) for id_, since in due if id_ in here)
+        found = ((id_, since, here[id_].sampled.since(since)) for id_, since in due if id_ in here)
         return [(id_, since, part) for id_, since, part in found if part is not None]
 
     # ---- steps ---------------------------------------------------------------------------------------------------
@@ -279,11 +243,22 @@ class SimulatedHost(Actor):
         unfinished = sum(map(self._may_start, self._waiting.values())) + len(self._fresh) + len(self._decoding)
         self.meter.note(unfinished, stepping=self._step is not None)
 
-    def _may_start(self, row: _Row) -> bool:
+    def _may_be_sampled(self, row: Row) -> bool:
+        bound = row.request.to_version
+        return bound is None or self.version is None or self.version <= bound
+
+    def _end_superseded(self) -> None:
+        rows = [row for place in (self._waiting, self._fresh, self._decoding) for row in place.values()]
+        passed = [row for row in rows if not self._may_be_sampled(row)]
+        for row in passed:
+            self._take_out(row.request.request_id)
+        self._answer(passed, "superseded")
+
+    def _may_start(self, row: Row) -> bool:
         return row.request.from_version <= (self.version or 0)
 
     def _begin_step(self) -> None:
-        for id_, row in list(self._waiting.items()):
+        for id_, row in sorted(self._waiting.items(), key=_by_urgency):
             if len(self._fresh) + len(self._decoding) >= self.limits.max_sequences:
                 break
             if self._may_start(row):
@@ -313,33 +288,33 @@ class SimulatedHost(Actor):
         self.work.step(count * self._step_s, count)
         self._sampled(list(self._decoding.values()), self._steps)
 
-    def _sampled(self, rows: list[_Row], count: int) -> None:
+    def _sampled(self, rows: list[Row], count: int) -> None:
         for row in rows:
             row.sample(self.version or 0, count)
             self._cached[row.request.trajectory] = row.length
         done = [row for row in rows if not row.left]
         for row in done:
             del self._decoding[row.request.request_id]
-        self._answer(done, "length")
+        for reason in ENDS:
+            self._answer([row for row in done if row.sampled.end() == reason], reason)
         self._go_on()
 
-    def _take_out(self, id_: str) -> _Row | None:
+    def _take_out(self, id_: str) -> Row | None:
         found = (place.pop(id_, None) for place in (self._waiting, self._fresh, self._decoding))
         return next((row for row in found if row is not None), None)
 
-    def _answer(self, rows: Sequence[_Row], reason: FinishReason) -> None:
+    def _answer(self, rows: Sequence[Row], reason: FinishReason) -> None:
         for row in rows:
-            self.node.tell(row.reply_to, Finished(self._name, [row.completion(reason)]))
+            self.node.tell(row.reply_to, Finished(self._name, [row.sampled.completion(reason)]))
         if rows:
-            self._account([row.request.request_id for row in rows], rows, whole=reason != "aborted")
+            self._account([row.request.request_id for row in rows], rows, whole=reason not in CUT)
 
-    def _account(self, ids: list[str], rows: Sequence[_Row], *, whole: bool = True) -> None:
-        tokens = sum(len(row.tokens) - row.brought for row in rows)
-        sampled = [len(row.tokens) * whole for row in rows] if ids else []
+    def _account(self, ids: list[str], rows: Sequence[Row], *, whole: bool = True) -> None:
+        tokens = sum(len(row.sampled) - row.brought for row in rows)
+        sampled = [len(row.sampled) * whole for row in rows] if ids else []
         self.node.tell(self._proxy, Served(self._name, ids, tokens, sampled=sampled))
 
 
-def _unfinished(row: _Row) -> Unfinished:
-    done = row.completion("aborted")
-    begun = Begun(done.tokens, done.logprobs, done.versions) if row.tokens else None
-    return Unfinished(row.request.request_id, begun)
+def _by_urgency(waiting: tuple[str, Row]) -> bool:
+    """Sorts urgent ones first, each kind in the order in which it came."""
+    return not waiting[1].request.urgent

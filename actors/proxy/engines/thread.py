@@ -5,7 +5,8 @@ Invariants:
 - only the thread touches the engine, and it looks for orders between any two steps (loop and thread take turns:
   ``actors.proxy.engines.turns``);
 - a suspended or weightless engine makes no step, and only a suspended one is given weights;
-- a request that is for a later version than the engine has waits here, and joins the engine with that version;
+- a request that is for a later version than the engine has waits here, and joins the engine with that version; one
+  that may not be sampled under what the engine has, or is about to have, ends here, with the tokens that it has;
 - an engine that raises from anything but a question ends the process, with that error as its last word.
 """
 
@@ -19,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from actors.proxy.engines.load import LoadMeter
 from actors.proxy.engines.protocol import (
@@ -67,6 +70,7 @@ class EngineThread:
         self._orders: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._early: dict[str, GenerateRequest] = {}  # whose version is yet to come
+        self._bounds: dict[str, int] = {}  # of requests with the engine: the newest version that they may have
         self._serving = False
         self._has_weights = False
         self._version = -1
@@ -106,6 +110,9 @@ class EngineThread:
         self.order(lambda: self._add(request))
 
     def _add(self, request: GenerateRequest) -> None:
+        if request.to_version is not None and request.to_version < self._version:
+            self._post(self._deliver, [nothing_sampled(request, "superseded")])
+            return
         if request.from_version > self._version:
             self._early[request.request_id] = request
             return
@@ -113,6 +120,9 @@ class EngineThread:
             self._engine.add(request)
         except EngineRefusal as refusal:
             self._post(self._refuse, request.request_id, str(refusal))
+        else:
+            if request.to_version is not None:
+                self._bounds[request.request_id] = request.to_version
 
     def abort(self, request_id: str) -> None:
         def action() -> None:
@@ -124,6 +134,7 @@ class EngineThread:
 
     def _take_out(self, request_id: str) -> Completion | None:
         early = self._early.pop(request_id, None)
+        self._bounds.pop(request_id, None)
         return self._engine.abort(request_id) if early is None else nothing_sampled(early)
 
     def release(self, request_ids: Sequence[str]) -> asyncio.Future[list[Completion]]:
@@ -153,6 +164,7 @@ class EngineThread:
         engine is suspended, and what the engine raises."""
         if self._serving:
             raise NotServable(f"version {version} is for a suspended engine, and this one serves")
+        self._supersede(version)
         self._has_weights = False  # the old ones are gone once a load begins
         digests = self._engine.load_weights(version, tensors())
         self._has_weights = True
@@ -161,6 +173,13 @@ class EngineThread:
         for request in early.values():
             self._add(request)
         return digests
+
+    def _supersede(self, version: int) -> None:
+        """End what may not be sampled under this version."""
+        passed = [id_ for id_, bound in self._bounds.items() if bound < version]
+        cut = [completion for completion in map(self._take_out, passed) if completion is not None]
+        if cut:
+            self._post(self._deliver, [msgspec.structs.replace(each, finish_reason="superseded") for each in cut])
 
     def _run(self) -> None:
         try:
@@ -188,6 +207,8 @@ class EngineThread:
         if steps:
             start = time.time()
             completions = self._engine.step()
+            for completion in completions if self._bounds else ():
+                self._bounds.pop(completion.request_id, None)
             unfinished = self._engine.unfinished()
             self.meter.note(unfinished)
             end = time.time()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from actors.proxy.engines.protocol import (
     GenerateRequest,
     nothing_sampled,
 )
+from actors.proxy.engines.sampled import Ranked, Sampled, Texts
 from actors.proxy.engines.torch_attention import IMPLEMENTATION, KvStore, RowWork, StepPlan, kv_bytes_per_token
 from actors.proxy.engines.torch_decoder import forward_of
 from actors.proxy.engines.torch_sampling import Draws, RowSampling, Sampler
@@ -54,28 +55,8 @@ class _Row:
     cached: int  # tokens in the slot
     tokens: np.ndarray  # int32 [P + max_tokens], filled up to ``length``
     length: int
+    sampled: Sampled
     alone: bool = False  # has looked for others that begin like it, and computes what is left by itself
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def completion(self, reason: FinishReason) -> Completion:
-        return Completion(
-            request_id=self.request.request_id,
-            tokens=self.tokens[len(self.request.prompt) : self.length].copy(),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            versions=np.array(self.versions, dtype=np.int32),
-            finish_reason=reason,
-        )
-
-    def since(self, count: int) -> Begun | None:
-        """What it has behind its first ``count`` sampled tokens."""
-        if count >= len(self.logprobs):
-            return None
-        return Begun(
-            tokens=self.tokens[len(self.request.prompt) + count : self.length].copy(),
-            logprobs=np.array(self.logprobs[count:], dtype=np.float32),
-            versions=np.array(self.versions[count:], dtype=np.int32),
-        )
 
 
 @dataclass
@@ -93,7 +74,7 @@ class TorchEngine:
 
     ``kv_cache_bytes`` bounds the memory of the slots; by default there are twice as many as ``max_sequences``, so
     that trajectories keep theirs while their environments work. Where fewer than ``max_sequences`` fit, ``limits``
-    says how many do. ``seed`` draws for requests that bring none.
+    says how many do. ``seed`` draws for requests that bring none. ``texts`` reads tokens, for stop strings.
     """
 
     def __init__(
@@ -105,6 +86,7 @@ class TorchEngine:
         seed: int = 0,
         dtype: str | None = None,
         kv_cache_bytes: int | None = None,
+        texts: Texts | None = None,
         device: str | None = None,
     ) -> None:
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -123,9 +105,10 @@ class TorchEngine:
                     f"kv_cache_bytes={kv_cache_bytes} cannot hold two sequences of {max_model_len} tokens of this "
                     f"policy; {2 * slot_bytes} bytes is the least"
                 )
-        self.limits = EngineLimits(max_sequences=min(max_sequences, slots), max_model_len=max_model_len)
+        vocabulary = int(config.vocab_size)
+        self.limits = EngineLimits(min(max_sequences, slots), max_model_len, vocabulary, texts is not None)
         self.work = WorkMeter()
-        self._vocabulary = int(config.vocab_size)
+        self._texts = texts
         self._store = KvStore(config, slots + 1, max_model_len, precision, self._device)
         self._scratch = slots
         self._slots = SlotTable(slots, max_model_len)
@@ -139,7 +122,7 @@ class TorchEngine:
         self._version: int | None = None
 
     def add(self, request: GenerateRequest) -> None:
-        check(request, self.limits, self._vocabulary)
+        check(request, self.limits)
         if request.request_id in self._ids:
             raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
         seed = int(self._random.integers(2**63)) if request.seed is None else request.seed % 2**64
@@ -160,7 +143,7 @@ class TorchEngine:
 
     def sampled(self, request_id: str, since: int) -> Begun | None:
         row = self._running.get(request_id)
-        return None if row is None else row.since(since)
+        return None if row is None else row.sampled.since(since)
 
     def unfinished(self) -> int:
         return len(self._ids)
@@ -197,7 +180,13 @@ class TorchEngine:
         ordered = [ordered[index] for index in complete]
         draws = self._sampler.draws(
             [
-                RowSampling(row.request.temperature, row.request.allowed_token_ids, row.seed, len(row.logprobs))
+                RowSampling(
+                    row.request.temperature,
+                    row.request.allowed_token_ids,
+                    row.seed,
+                    len(row.sampled),  # also of what it brought: the place in its stream of random numbers
+                    row.request.logprobs,
+                )
                 for row in ordered
             ]
         )
@@ -233,7 +222,7 @@ class TorchEngine:
         return digests
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
-        check_score(tokens, self.limits, self._vocabulary, self._version)
+        check_score(tokens, self.limits, self._version)
         tokens = tokens.astype(np.int32)
         parts = [np.empty(0, dtype=np.float32)]
         for start in range(0, len(tokens) - 1, STEP_TOKENS):
@@ -269,11 +258,8 @@ class TorchEngine:
             self._decoding = None
             tokens = np.empty(len(request.prompt) + request.max_tokens, dtype=np.int32)
             tokens[: len(known)] = known
-            row = _Row(request, seed, place[0], place[1], tokens, len(known))
-            if request.begun is not None:  # their number is also the place in the request's stream of random numbers
-                row.logprobs += request.begun.logprobs.tolist()
-                row.versions += request.begun.versions.tolist()
-            self._running[request.request_id] = row
+            sampled = Sampled(request, self._texts)
+            self._running[request.request_id] = _Row(request, seed, place[0], place[1], tokens, len(known), sampled)
 
     def _work(self) -> tuple[list[_Row], list[RowWork]]:
         """What each row adds in this step, oldest request first, within ``STEP_TOKENS``."""
@@ -315,19 +301,21 @@ class TorchEngine:
         """Logits [len(keep), V] at those packed places; fills the slots."""
         return self._run(plan, keep)
 
-    def _sample(self, rows: list[_Row], drawn: tuple[np.ndarray, np.ndarray], version: int) -> list[Completion]:
+    def _sample(
+        self, rows: list[_Row], drawn: tuple[np.ndarray, np.ndarray, dict[int, Ranked]], version: int
+    ) -> list[Completion]:
         """Give each row its token, with its log-probability."""
-        tokens, logprobs = drawn
+        tokens, logprobs, ranked = drawn
+        for place, of_it in ranked.items():
+            rows[place].sampled.rank(of_it)
         finished = []
         for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens[row.length] = token
             row.length += 1
-            row.logprobs.append(logprob)
-            row.versions.append(version)
-            if token in row.request.stop_token_ids:
-                finished.append(self._finish(row, "stop"))
-            elif row.length == len(row.tokens):
-                finished.append(self._finish(row, "length"))
+            row.sampled.add(token, logprob, version)
+            reason = row.sampled.end()
+            if reason is not None:
+                finished.append(self._finish(row, reason))
         return finished
 
     def _finish(self, row: _Row, reason: FinishReason) -> Completion:
@@ -335,7 +323,7 @@ class TorchEngine:
         del self._running[row.request.request_id]
         self._ids.discard(row.request.request_id)
         self._slots.release(row.slot, row.request.trajectory)
-        return row.completion(reason)
+        return row.sampled.completion(reason)
 
     def _forget_all(self) -> None:
         self._decoding = None

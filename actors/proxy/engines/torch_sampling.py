@@ -2,7 +2,7 @@
 
 Invariant: the log-probability returned for a token is that of the distribution that it was drawn from (after
 temperature and mask, float32 nats; for a greedy row that of temperature 1), and a row's draw depends on nothing but
-its logits, its seed and its position.
+its logits, its seed and its position. Alternatives are the most probable tokens of that same distribution.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from actors.proxy.engines.sampled import Ranked
 from actors.proxy.engines.seeds import uniforms
 
 Allowed = tuple[int, ...] | None
@@ -33,6 +34,7 @@ class RowSampling:
     allowed: Allowed
     seed: int
     position: int  # tokens sampled so far in this request
+    alternatives: int = 0  # how many of the most probable tokens are told
 
 
 class Sampler:
@@ -77,15 +79,19 @@ class Draws:
         self._parts = parts
         self._count = count
 
-    def __call__(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """``logits`` [B, V] -> token ids int32 [B] and log-probabilities float32 [B]."""
+    def __call__(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray, dict[int, Ranked]]:
+        """``logits`` [B, V] -> token ids int32 [B], log-probabilities float32 [B], and the alternatives of those rows
+        that want any."""
         tokens = np.empty(self._count, dtype=np.int32)
         logprobs = np.empty(self._count, dtype=np.float32)
+        ranked: dict[int, Ranked] = {}
         for part in self._parts:
             where = slice(None) if part.members is None else part.members
-            chosen, of_chosen = part.draw(logits if part.members is None else logits[where])
-            tokens[where], logprobs[where] = chosen.cpu().numpy(), of_chosen.cpu().numpy()
-        return tokens, logprobs
+            chosen, of_all = part.draw(logits if part.members is None else logits[where])
+            tokens[where] = part.ids(chosen).cpu().numpy()
+            logprobs[where] = of_all.gather(1, chosen[:, None])[:, 0].cpu().numpy()
+            ranked |= part.ranked(of_all)
+        return tokens, logprobs, ranked
 
 
 class _Part:
@@ -97,6 +103,7 @@ class _Part:
         """``members`` are their places in the batch, None where they are all of it."""
         self.members = members
         self._ids = ids
+        self._wanted = {place: row.alternatives for place, row in enumerate(rows) if row.alternatives}
         self._device = device
         temperatures = np.array([row.temperature for row in rows], dtype=np.float32)
         greedy = temperatures == 0
@@ -109,7 +116,8 @@ class _Part:
         self._points: list[torch.Tensor] = []  # of the draws to come, the last one first
 
     def draw(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``logits`` [B, V] of these rows -> token ids int64 [B], log-probabilities float32 [B]."""
+        """``logits`` [B, V] of these rows -> places int64 [B] among the A allowed tokens, and float32 [B, A]: the
+        log-probabilities of all of them."""
         if self._ids is not None:
             logits = logits.index_select(1, self._ids)
         logits = logits.float()
@@ -120,7 +128,24 @@ class _Part:
             chosen = _invert(logprobs.exp(), self._next_points())
             if self._greedy is not None:
                 chosen = torch.where(self._greedy, logprobs.argmax(-1), chosen)
-        return chosen if self._ids is None else self._ids[chosen], logprobs.gather(1, chosen[:, None])[:, 0]
+        return chosen, logprobs
+
+    def ids(self, places: torch.Tensor) -> torch.Tensor:
+        """Of which tokens these are the places."""
+        return places if self._ids is None else self._ids[places]
+
+    def ranked(self, logprobs: torch.Tensor) -> dict[int, Ranked]:
+        """The best of ``logprobs`` [B, A], by place in the batch."""
+        if not self._wanted:
+            return {}
+        places = list(self._wanted)
+        count = min(max(self._wanted.values()), logprobs.shape[1])
+        best, chosen = logprobs[places].topk(count, dim=-1)
+        ids, of_ids = self.ids(chosen).cpu().numpy(), best.cpu().numpy()
+        return {
+            place if self.members is None else int(self.members[place]): (ids[row], of_ids[row])
+            for row, place in enumerate(places)
+        }
 
     def _next_points(self) -> torch.Tensor:
         """float64 [B]; made for ``_AHEAD`` draws at a time, which costs little more than for one."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from vllm.engine.arg_utils import EngineArgs
 
-from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.engines.protocol import MAX_ALTERNATIVES, EngineLimits
 from actors.proxy.engines.torch_weights import policy_dtype
 
 CPU_BLOCK = 32
@@ -50,6 +50,7 @@ def engine_arguments(setup: Setup, *, gpu: bool) -> EngineArgs:
         max_num_seqs=sequences,
         max_model_len=longest,  # a full sequence can still be scored, which samples one token more
         logprobs_mode="processed_logprobs",
+        max_logprobs=MAX_ALTERNATIVES,
         enable_prefix_caching=True,
         prefix_caching_hash_algo="sha256_cbor",  # the default hashes pickles
         async_scheduling=False,  # a token in flight while weights change would carry the wrong version

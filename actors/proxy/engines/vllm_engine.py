@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from actors.proxy.engines.protocol import (
     FinishReason,
     GenerateRequest,
 )
+from actors.proxy.engines.sampled import Sampled, Texts
 from actors.proxy.engines.seeds import derive
 from actors.proxy.engines.torch_weights import gather, passed_on, policy_tensors
 from actors.proxy.engines.validation import check, check_score
@@ -54,29 +55,8 @@ class _Held:
 
     request: GenerateRequest
     seed: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    sampled: Sampled
     inside: str | None = None  # its name inside vLLM, new at every submission; None while withdrawn
-
-    def completion(self, reason: FinishReason) -> Completion:
-        return Completion(
-            request_id=self.request.request_id,
-            tokens=np.array(self.tokens, dtype=np.int32),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            versions=np.array(self.versions, dtype=np.int32),
-            finish_reason=reason,
-        )
-
-    def since(self, count: int) -> Begun | None:
-        """What it has behind its first ``count`` tokens."""
-        if count >= len(self.tokens):
-            return None
-        return Begun(
-            tokens=np.array(self.tokens[count:], dtype=np.int32),
-            logprobs=np.array(self.logprobs[count:], dtype=np.float32),
-            versions=np.array(self.versions[count:], dtype=np.int32),
-        )
 
 
 def _remove_meeting_place() -> None:
@@ -96,7 +76,8 @@ class VllmEngine:
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods.
 
     ``kv_cache_bytes`` bounds the KV cache (by default: ``vllm_arguments``); requests that find no room wait. With
-    ``tensor_parallel`` > 1 vLLM has a process for each device. ``cuda_graphs``: on a GPU.
+    ``tensor_parallel`` > 1 vLLM has a process for each device. ``cuda_graphs``: on a GPU. ``texts`` reads tokens, for
+    stop strings: vLLM's own front end, which is not used, would do that with its tokenizer.
     """
 
     def __init__(
@@ -110,11 +91,12 @@ class VllmEngine:
         kv_cache_bytes: int | None = None,
         tensor_parallel: int = 1,
         cuda_graphs: bool = True,
+        texts: Texts | None = None,
     ) -> None:
-        self.limits = EngineLimits(max_sequences=max_sequences, max_model_len=max_model_len)
+        limits = EngineLimits(max_sequences, max_model_len)
         if tensor_parallel > 1 and not GPU:  # otherwise vLLM wants a NUMA node for each of its processes
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        setup = Setup(policy_dir, self.limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs)
+        setup = Setup(policy_dir, limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs)
         arguments = engine_arguments(setup, gpu=GPU)
         self._llm = LLMEngine.from_engine_args(arguments)
         _remove_meeting_place()
@@ -123,7 +105,9 @@ class VllmEngine:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self._core = self._llm.engine_core
         self._alone = tensor_parallel == 1
-        self._vocabulary = int(self._llm.model_config.get_vocab_size())
+        vocabulary = int(self._llm.model_config.get_vocab_size())
+        self.limits = EngineLimits(max_sequences, max_model_len, vocabulary, texts is not None)
+        self._texts = texts
         self._tensors = policy_tensors(policy_dir)
         self.work = WorkMeter()
         self._random = np.random.default_rng(seed)
@@ -135,15 +119,11 @@ class VllmEngine:
         self._open = True
 
     def add(self, request: GenerateRequest) -> None:
-        check(request, self.limits, self._vocabulary)
+        check(request, self.limits)
         if request.request_id in self._held:
             raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
         seed = int(self._random.integers(2**63)) if request.seed is None else request.seed
-        held = _Held(request, seed)
-        if request.begun is not None:
-            held.tokens += request.begun.tokens.tolist()
-            held.logprobs += request.begun.logprobs.tolist()
-            held.versions += request.begun.versions.tolist()
+        held = _Held(request, seed, Sampled(request, self._texts))
         self._held[request.request_id] = held
         self._outside[request.request_id] = held
 
@@ -155,11 +135,11 @@ class VllmEngine:
         if held.inside is not None:
             del self._inside[held.inside]
             self._core.abort_requests([held.inside])
-        return held.completion("aborted")
+        return held.sampled.completion("aborted")
 
     def sampled(self, request_id: str, since: int) -> Begun | None:
         held = self._held.get(request_id)
-        return None if held is None else held.since(since)
+        return None if held is None else held.sampled.since(since)
 
     def unfinished(self) -> int:
         return len(self._held)
@@ -167,16 +147,19 @@ class VllmEngine:
     def step(self) -> Sequence[Completion]:
         if self._version is None:
             return ()
-        for held in self._outside.values():
-            self._submit(held)
+        for withdrawn in self._outside.values():
+            self._submit(withdrawn)
         self._outside.clear()
         if not self._inside:
             return ()
         finished = []
         for output in self._core.get_output().outputs:
-            held_or_none = self._inside.get(output.request_id)
-            if held_or_none is not None and self._take(held_or_none, output, self._version):
-                finished.append(self._finish(held_or_none, output))
+            held = self._inside.get(output.request_id)
+            if held is not None:
+                self._take(held, output, self._version)
+                reason = self._end(held, output)
+                if reason is not None:
+                    finished.append(self._finish(held, reason))
         return finished
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
@@ -203,7 +186,7 @@ class VllmEngine:
         return dict(digests)
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
-        check_score(tokens, self.limits, self._vocabulary, self._version)
+        check_score(tokens, self.limits, self._version)
         if len(tokens) == 1:
             return np.empty(0, dtype=np.float32)
         self._withdraw()
@@ -234,16 +217,16 @@ class VllmEngine:
         greedy = request.temperature == 0
         params = SamplingParams(
             temperature=request.temperature,
-            max_tokens=request.max_tokens - len(held.tokens),
-            logprobs=0,  # of the sampled token alone
+            max_tokens=request.max_tokens - len(held.sampled),
+            logprobs=request.logprobs,  # beside that of the sampled token
             # A request that comes back goes on from another point of its own stream of random numbers.
-            seed=None if greedy else derive(held.seed, len(held.tokens)),
+            seed=None if greedy else derive(held.seed, len(held.sampled)),
             allowed_token_ids=None if request.allowed_token_ids is None else list(request.allowed_token_ids),
             stop_token_ids=list(request.stop_token_ids),
             ignore_eos=True,
             detokenize=False,
         )
-        held.inside = self._send(request.prompt.tolist() + held.tokens, params, urgent=request.urgent)
+        held.inside = self._send(request.prompt.tolist() + held.sampled.tokens, params, urgent=request.urgent)
         self._inside[held.inside] = held
 
     def _send(self, prompt: list[int], params: SamplingParams, *, urgent: bool = False) -> str:
@@ -267,31 +250,43 @@ class VllmEngine:
         )
         return name
 
-    def _take(self, held: _Held, output: EngineCoreOutput, version: int) -> bool:
-        """Keep what a step sampled; whether the request is finished."""
+    def _take(self, held: _Held, output: EngineCoreOutput, version: int) -> None:
+        """Keep what a step sampled."""
         count = len(output.new_token_ids)
-        if count:
-            if output.new_logprobs is None:
-                raise RuntimeError(f"request {held.request.request_id}: vLLM returned tokens without log-probabilities")
-            held.tokens.extend(output.new_token_ids)
-            held.logprobs.extend(output.new_logprobs.logprobs[:count, 0].tolist())
-            held.versions.extend([version] * count)
-            if output.prefill_stats is not None:  # of the step that completed the prompt, and of no other
-                self.work.prefilled(output.prefill_stats.num_computed_tokens)
-            else:
-                self.work.decoded(count, count * (len(held.request.prompt) + len(held.tokens) - count))
-        return output.finish_reason is not None
+        if not count:
+            return
+        told = output.new_logprobs
+        if told is None:
+            raise RuntimeError(f"request {held.request.request_id}: vLLM returned tokens without log-probabilities")
+        for place, (token, logprob) in enumerate(zip(output.new_token_ids, told.logprobs[:, 0].tolist(), strict=False)):
+            held.sampled.add(token, logprob, version)
+            if held.request.logprobs:  # the first column is the sampled token's
+                held.sampled.rank((told.logprob_token_ids[place, 1:], told.logprobs[place, 1:]))
+        if output.prefill_stats is not None:  # of the step that completed the prompt, and of no other
+            self.work.prefilled(output.prefill_stats.num_computed_tokens)
+        else:
+            self.work.decoded(count, count * (len(held.request.prompt) + len(held.sampled) - count))
 
-    def _finish(self, held: _Held, output: EngineCoreOutput) -> Completion:
-        del self._held[held.request.request_id]
-        del self._inside[output.request_id]
-        reason = REASONS.get(output.finish_reason) if output.finish_reason is not None else None
+    def _end(self, held: _Held, output: EngineCoreOutput) -> FinishReason | None:
+        """Whether a request is finished: vLLM knows when, but for stop strings."""
+        if output.finish_reason is None:
+            if not held.request.stop or held.sampled.end() is None:
+                return None
+            self._core.abort_requests([output.request_id])
+            return "stop"
+        reason = REASONS.get(output.finish_reason)
         if reason is None:
             raise RuntimeError(
                 f"request {held.request.request_id}: vLLM ended it with {output.finish_reason} after "
-                f"{len(held.tokens)} tokens; expected stop or length"
+                f"{len(held.sampled)} tokens; expected stop or length"
             )
-        return held.completion(reason)
+        return held.sampled.end() or reason if held.request.stop else reason
+
+    def _finish(self, held: _Held, reason: FinishReason) -> Completion:
+        del self._held[held.request.request_id]
+        if held.inside is not None:
+            del self._inside[held.inside]
+        return held.sampled.completion(reason)
 
     def _withdraw(self) -> None:
         """Take every request out of vLLM; the next step brings them back in the order in which they were added."""
