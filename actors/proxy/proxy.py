@@ -3,9 +3,9 @@
 Invariants:
 
 - every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
-  ``RequestFailed`` and a reason, as wrong parameters are before any engine sees them. A request whose engine died goes
-  on at another one, behind the tokens that are known of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what
-  the dead one may still have said comes on top of that, so whoever asked takes the first answer to a request id;
+  ``RequestFailed`` and a reason, as wrong parameters are. A request whose engine died goes on at another one, behind
+  the tokens that are known of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what the dead one may still have
+  said comes on top of that, so whoever asked takes the first answer to a request id;
 - what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
   its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
@@ -141,8 +141,7 @@ class LLMProxy(Actor):
         if message.domain != ADVICE:
             now, request = asyncio.get_running_loop().time(), message.request
             self._costs.asked(message.domain, request.trajectory, len(request.prompt), now, message.turn)
-        first, *_ = [self.route(part) for part in self._admission.parts(message)]
-        return Accepted(first)
+        return Accepted(max(map(self.route, self._admission.parts(message))))  # all of them went to one engine
 
     def route(self, message: Add) -> str:
         """Give a request to an engine, whose name is returned, or let it wait for one."""
