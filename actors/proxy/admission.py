@@ -4,8 +4,8 @@ Invariant: what ``refusal`` lets pass can run on the engines that are known, wit
 (``actors.proxy.engines.validation``) where it does not.
 
 A request for n completions becomes n requests ``ID#0`` .. ``ID#n-1`` of its trajectory, each with a seed of its own,
-and each answered by itself: engines compute what requests begin with once anyhow, so n is nothing that an engine would
-have to know. They go to one engine, as requests of one trajectory do.
+and each routed and answered by itself: engines compute what their requests begin with once anyhow, so n is nothing that
+an engine would have to know.
 """
 
 from __future__ import annotations
