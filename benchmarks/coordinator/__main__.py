@@ -28,12 +28,12 @@ from contextlib import ExitStack
 
 import msgspec
 
+from actors.core.ring import Ring
 from benchmarks.coordinator import decisions, etcd_side, trace
 from benchmarks.coordinator.load import Latencies, as_many_as_go, at_their_times
 from coordinator.metadata import open_sharded
 from coordinator.metadata.moving import Mover
 from coordinator.metadata.protocol import Create
-from coordinator.metadata.ring import Ring
 from coordinator.metadata.sharded import ShardedStore, placement_key
 from tests.support.zookeeper import Server, running_servers
 

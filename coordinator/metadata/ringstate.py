@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import msgspec
 
+from actors.core.ring import Ring, point_of
 from actors.formats import RING, FormatRefused
 from coordinator.metadata.protocol import StoreError
-from coordinator.metadata.ring import Ring, point_of
 
 RING_PATH = "/ring"
 """On the home ensemble."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.core.ring import Ring
 from coordinator.metadata.protocol import StoreError
-from coordinator.metadata.ring import Ring
 from coordinator.metadata.ringstate import Member, RingState, decode_ring
 
 PREFIXES = [f"job-{number // 50}/node-{number % 50}" for number in range(5_000)]
@@ -81,3 +81,22 @@ def test_a_ring_from_before_it_had_a_format_is_read_and_is_written_as_before() -
 def test_a_ring_of_newer_software_is_refused_by_one_line() -> None:
     with pytest.raises(StoreError, match=r"^/ring: a ring of metadata shards of format 2, of newer software; .*$"):
         decode_ring(b'{"format":2,"circle":[]}')
+
+
+def test_shards_share_the_prefixes_by_their_weights() -> None:
+    ring = Ring(["small", "large"], weights={"small": 8, "large": 24})
+    owners = [ring.owner(prefix) for prefix in PREFIXES]
+    assert 0.8 * 3750 < owners.count("large") < 1.2 * 3750
+
+
+def test_adding_a_shard_that_is_not_the_heaviest_moves_prefixes_to_it_alone() -> None:
+    before = Ring(["a", "b"], weights={"a": 8, "b": 4})
+    after = Ring(["a", "b", "c"], weights={"a": 8, "b": 4, "c": 4})
+    moved = [prefix for prefix in PREFIXES if before.owner(prefix) != after.owner(prefix)]
+    assert {after.owner(prefix) for prefix in moved} == {"c"}
+    assert 0.7 * 1250 < len(moved) < 1.3 * 1250
+
+
+def test_a_shard_without_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match="a weight above 0 for every shard of a ring, found none for b, c"):
+        Ring(["a", "b", "c"], weights={"a": 1, "b": 0})
