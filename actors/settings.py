@@ -48,7 +48,8 @@ class RolloutSettings(Settings, frozen=True):
     """How actions are sampled."""
 
     engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vllm where it is installed
-    engines: int | Literal["auto"] = "auto"  # engine processes
+    proxies: int = 1  # proxies, each with its own engines, that a run waits for to begin; more may join at any time
+    engines: int | Literal["auto"] = "auto"  # engine processes of each proxy
     threads: int | Literal["auto"] = "auto"  # CPU threads of one engine
     tensor_parallel: int = 1  # devices that share one engine's weights (vllm)
     cuda_graphs: bool = True  # vllm on a GPU: replay recorded kernels instead of launching each

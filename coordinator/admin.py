@@ -7,8 +7,7 @@ import time
 
 import msgspec
 
-from actors.core import Node, Ref
-from actors.proxy.messages import DescribeProxy, EngineState, ProxyState
+from coordinator.engines import Engines
 from coordinator.messages import Changed, Status
 from coordinator.scheduling.rolling import RollingScheduler
 
@@ -39,12 +38,8 @@ class AdminDesk:
         self._state = state
         self._scheduler = scheduler
 
-    async def status(self, node: Node, proxy: Ref | None) -> Status:
-        """``proxy``: if there is one yet."""
-        engines: list[EngineState] = []
-        if proxy is not None:
-            state = await node.ask(proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
-            engines = state.engines
+    async def status(self, engines: Engines) -> Status:
+        states = (await engines.describe(DESCRIBE_TIMEOUT_S)).engines if engines.proxies else []
         in_flight, buffered = self._scheduler.counts()
         run = self._state
         return Status(
@@ -62,7 +57,7 @@ class AdminDesk:
             reward=run.reward,
             success=run.success,
             evaluation=run.evaluation,
-            engines=engines,
+            engines=states,
             elapsed_s=time.monotonic() - run.started,
         )
 

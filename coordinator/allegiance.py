@@ -43,6 +43,7 @@ from coordinator.messages import (
     StandbyGone,
     Take,
 )
+from coordinator.proxies import ProxyNews
 from hwprobe.host_usage import HostReading, read_host_usage
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Allegiance(Actor):
         self._moved: dict[Role, Ref] = {}
         self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
         self._early: list[Role] = []
+        self.proxies = ProxyNews()
 
     async def on_stop(self) -> None:
         if self._orphaned is not None:
@@ -115,7 +117,8 @@ class Allegiance(Actor):
             self._join = msgspec.structs.replace(self._join, affinity=affinity)
 
     def announces(self, announce: Announce) -> None:
-        """To be said to every leader."""
+        """To be said to every leader, instead of what was said of that actor before."""
+        self._announced = [each for each in self._announced if each.ref != announce.ref]
         self._announced.append(announce)
 
     def fails(self, failure: RoleFailed) -> None:
@@ -179,6 +182,11 @@ class Allegiance(Actor):
 
     @handler(urgent=True)
     async def moved(self, message: Moved) -> Known:
+        if message.proxies is not None:
+            self.proxies.hear(message.proxies)
+            return Known()
+        if message.role == "proxy":
+            self.proxies.hear_of_one(message.ref)
         self._moved[message.role] = message.ref
         for follow in self._followers[message.role]:
             follow(message.ref)

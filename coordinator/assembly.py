@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 
 import msgspec
 
@@ -26,6 +25,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.desk.desk import Desk
 from coordinator.desk.messages import DESK
 from coordinator.dispatch import Terms
+from coordinator.engines import Engines
 from coordinator.fate import Fate
 from coordinator.handover import Handover
 from coordinator.hostbook import HostBook
@@ -125,7 +125,8 @@ class Assembly:
         if led is not None:
             await led.term.listens_at(ref.node.control)
         if together is not None:
-            await together.call_together(node, ref, coordinator.adopt)
+            with coordinator.roster.calling_together():
+                await together.call_together(node, ref, coordinator.adopt)
         node.background(coordinator.roster.miss_who_does_not_join())
         node.background(report_spans(node, ref, sitting.spans))
         node.background(keep_telling())
@@ -142,41 +143,35 @@ class Assembly:
         finally:
             finding.cancel()
             await asyncio.gather(finding, return_exceptions=True)
-        await self._look_after(peers.proxy)
+        await self._look_after(self.coordinator.engines)
         return self._pipeline(peers)
 
-    async def _look_after(self, proxy: Ref) -> None:
+    async def _look_after(self, engines: Engines) -> None:
         """Begin to look after the engines: which class plays what, and how load is evened out between classes, and
         within one."""
         job, say = self._sitting.launch.job, self._sitting.progress.note
         rollout = job.rollout
-        await self._map(proxy)
+        await self._map(engines)
         if rollout.affinity and rollout.mapping == "declared":
-            rebinder = Rebinder(self._node, proxy, declared_classes(job), say=say)
-            self._on_proxy_moved(rebinder.follow)
+            rebinder = Rebinder(self._node, engines, declared_classes(job), say=say)
             self._node.background(rebinder.run())
         if rollout.hot_spots:
             apart, authority = bool(rollout.affinity) or rollout.mapping != "declared", self._sitting.authority
-            watch = HotWatch(self._node, proxy, apart=apart, say=say, authority=authority)
-            self._on_proxy_moved(watch.follow)
+            watch = HotWatch(self._node, engines, apart=apart, say=say, authority=authority)
             self._node.background(watch.run())
 
-    async def _map(self, proxy: Ref) -> None:
+    async def _map(self, engines: Engines) -> None:
         sitting, job = self._sitting, self._sitting.launch.job
         mapper = Mapper(
             self._node,
-            proxy,
-            await mapping_of(job, self._node, proxy, moved=self._on_proxy_moved, warn=sitting.progress.warn),
+            engines,
+            await mapping_of(job, self._node, engines, warn=sitting.progress.warn),
             declared=declared_classes(job),
             file=sitting.directory.path / COST_FILE,
             say=sitting.progress.note,
             authority=sitting.authority,
         )
-        self._on_proxy_moved(mapper.follow)
         self._node.background(mapper.run())
-
-    def _on_proxy_moved(self, follow: Callable[[Ref], object]) -> None:
-        self.coordinator.roster.on_moved("proxy", follow)
 
     async def close(self) -> None:
         """The run ends: nothing more is started."""
@@ -199,6 +194,7 @@ class Assembly:
             version=self._sitting.version,
             host=launch.host,
             key_file=launch.key_file,
+            proxies=self.coordinator.roster.proxies,
         )
         try:
             await START[role](context)
@@ -207,13 +203,15 @@ class Assembly:
 
     async def _peers(self) -> Peers:
         """Wait for the roles; the env host last, because it needs all others."""
-        timeout_s = self._sitting.launch.job.coordinator.start_timeout_s
-        proxy = await self.coordinator.roster.role("proxy", timeout_s)
+        job = self._sitting.launch.job
+        timeout_s = job.coordinator.start_timeout_s
+        await self.coordinator.roster.role("proxy", timeout_s)
+        await self.coordinator.roster.several_proxies(job.rollout.proxies, timeout_s)
         trainer = await self.coordinator.roster.role("trainer", timeout_s)
         weightsync = await self.coordinator.roster.role("weightsync", timeout_s)
         await self.coordinator.roster.role("env", timeout_s)
         await self._starting
-        return Peers(proxy, trainer, weightsync)
+        return Peers(trainer, weightsync)
 
     def _pipeline(self, peers: Peers) -> Pipeline:
         sitting, resume = self._sitting, self._sitting.launch.resume

@@ -1,8 +1,8 @@
 """Who may have which role of a run: what a node that joins gets, and which spare steps in.
 
-Invariant: a role other than env has one holder; a node that asks for one that somebody has, or is to have, or whose
-host is in quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with them,
-has them.
+Invariant: a role other than env and proxy has one holder; a node that asks for one that somebody has, or is to have, or
+whose host is in quarantine, takes part as a spare. One that the leader itself has told its roles, or that follows with
+them, has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from coordinator.hostbook import HostBook
 from coordinator.job import Job
-from coordinator.messages import Changed, HostFacts, HostList, Join, Role
+from coordinator.messages import SEVERAL, Changed, HostFacts, HostList, Join, Role
 from coordinator.muster import fittest, host_of, member_of
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Casting:
         if host_of(join.node) in self.book.barred():
             log.warning("node %s: its host is in quarantine: it takes part as a spare", join.node.name)
             return []
-        roles: list[Role] = [role for role in join.roles if role == "env" or role not in held]
+        roles: list[Role] = [role for role in join.roles if role in SEVERAL or role not in held]
         for role in sorted(set(join.roles) - set(roles)):
             log.warning("node %s asks for the role %s, which somebody has: it does without", join.node.name, role)
         return roles
@@ -56,15 +56,22 @@ class Casting:
 
     # ---- who steps in --------------------------------------------------------------------------------------------
 
-    def spare_for_env(self, joins: Iterable[Join]) -> Join | None:
-        """The one that is to play in place of a host that is gone."""
-        barred = self.book.barred()
-        spares = {join.node.name: join for join in joins if not join.roles and host_of(join.node) not in barred}
-        chosen = fittest("env", [member_of(join) for join in spares.values()], self.job)
+    def spare_for(self, roles: Sequence[Role], joins: Iterable[Join]) -> Join | None:
+        """The one that is to have these in place of a node that is gone, by what the first of them needs."""
+        spares = self._spares(joins)
+        chosen = fittest(roles[0], [member_of(join) for join in spares.values()], self.job)
         if chosen is None:
             return None
-        self.book.given(chosen.host, chosen.node, ["env"])
+        self.book.given(chosen.host, chosen.node, roles)
         return spares[chosen.node]
+
+    def has_spare(self, joins: Iterable[Join]) -> bool:
+        """Whether there is any."""
+        return bool(self._spares(joins))
+
+    def _spares(self, joins: Iterable[Join]) -> dict[str, Join]:
+        barred = self.book.barred()
+        return {join.node.name: join for join in joins if not join.roles and host_of(join.node) not in barred}
 
     # ---- for people ----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from actors.trainer.messages import Discard, Discarded
 from bus.message import BusError
 from coordinator.admin import AdminDesk
 from coordinator.dispatch import USUAL, Batch, Dispatcher, Terms
+from coordinator.engines import Engines
 from coordinator.hostbook import HostBook
 from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch, TooManyLosses
@@ -93,7 +94,8 @@ class Coordinator(TicketHandlers, RosterHandlers):
         self.dismisses = True
         """Whether the others end with this actor."""
         news, patience = News(failed, joined, left, warn, changed), Patience(silence_s, least_silence_s)
-        self.roster = Roster(self, welcome, hosts or HostBook(), news, patience)
+        self.roster = Roster(self, welcome, hosts or HostBook(), news, patience, epoch=authority.epoch)
+        self.engines: Engines
         self.dispatcher = Dispatcher(scheduler, terms, lambda: asyncio.get_running_loop().time())
         self.ticket_desk = TicketDesk(scheduler, self.dispatcher, self, journal)
         self._evaluations: dict[str, asyncio.Future[Outcome]] = {}
@@ -102,6 +104,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
         self._learner: LearnerVersion | None = None
 
     async def on_start(self) -> None:
+        self.engines = Engines(self.node, lambda: self.roster.proxies.refs)
         self.every(SWEEP_EVERY_S, Sweep())
 
     async def on_stop(self) -> None:
@@ -129,11 +132,11 @@ class Coordinator(TicketHandlers, RosterHandlers):
         return Announced()
 
     def host_left(self, name: str) -> None:
-        """A node plays no more: its tickets are lost, and run again elsewhere; the proxy hears of them from here."""
-        tickets, proxy = self.dispatcher.hosts.leave(name), self.proxy()
+        """A node plays no more: its tickets are lost, and run again elsewhere; the proxies hear of them from here."""
+        tickets = self.dispatcher.hosts.leave(name)
         self.dispatcher.hosts_changed()
         for ticket in tickets:
-            if proxy is not None:
+            for proxy in self.roster.proxies.refs:
                 self.node.tell(proxy, TrajectoryEnded(ticket, whole=False))
             self.ended(Outcome(ticket, "lost", "env_host_lost"))
 
@@ -207,10 +210,6 @@ class Coordinator(TicketHandlers, RosterHandlers):
     def stop_there(self, host: Ref, ticket: str, reason: str) -> None:
         """End one that runs; its outcome will say so."""
         self.node.background(self.order(host, Stop([ticket], reason), Noted))
-
-    def proxy(self) -> Ref | None:
-        """If there is one yet."""
-        return self.roster.has("proxy")
 
     @handler
     async def sweep(self, message: Sweep) -> None:
@@ -290,7 +289,7 @@ class Coordinator(TicketHandlers, RosterHandlers):
 
     @handler(concurrent=True)
     async def status(self, message: GetStatus) -> Status:
-        return await self._desk.status(self.node, self.proxy())
+        return await self._desk.status(self.engines)
 
     @handler
     async def pools(self, message: GetPools) -> Pools:

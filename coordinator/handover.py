@@ -7,8 +7,8 @@ Invariant: no trajectory is lost or trained on twice. What runs goes on: whoever
 vacant waits for its successor, and an env host asks that one anew. The trajectory store is the same file; the trainer's
 successor goes on from a checkpoint of the very version that the run is at.
 
-An env host is let go once nothing is left there (``drain``): the others play on meanwhile. A leader steps down instead
-(``coordinator.leadership``).
+An env host is let go once nothing is left there (``drain``): the others play on meanwhile. One of several proxies is
+let go at once: what it was asked is asked of the others. A leader steps down instead (``coordinator.leadership``).
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ class Handover:
         if self._under_way:
             raise ValueError(f"{self._under_way} is being replaced: one node after the other")
         self._check_empty(join)
-        if join.roles == ["env"]:
+        if self._roster.one_of_several(join):
             await self._end(join)
-            return Changed(f"{name} is gone; the run goes on without it until an env host joins in its place")
+            return Changed(
+                f"{name} is gone; the run goes on without it until another {_named(join)} joins in its place"
+            )
         if self.pipeline is None:
             raise ValueError("the run has not begun yet: end it, and start it with the new software")
         self._under_way = name

@@ -267,6 +267,7 @@ class _Sitting(Spare):
             host=terms.host,
             key_file=terms.key_file,
             allegiance=self._allegiance,
+            proxies=self._allegiance.proxies,
             keeps_store=welcome.keeps_store,
         )
 

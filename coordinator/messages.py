@@ -8,11 +8,13 @@ import msgspec
 
 from actors.core.ref import Ref
 from actors.env.messages import RunningTrajectory
-from actors.proxy.messages import EngineState
+from actors.proxy.messages import EngineState, ProxySet
 from bus.message import NodeAddress
 
 Role = Literal["coordinator", "proxy", "env", "reward", "trainer", "weightsync"]
 ROLES: tuple[Role, ...] = ("proxy", "env", "reward", "trainer", "weightsync")
+SEVERAL: frozenset[Role] = frozenset({"env", "proxy"})
+"""Roles that several nodes of a run may have at once."""
 """The roles that a run needs beside its coordinator."""
 
 MEMBER = "member"
@@ -80,7 +82,8 @@ class Moved(msgspec.Struct, frozen=True):
     """To every node of a run: another actor has a role from now on. Answered with ``Known``."""
 
     role: Role
-    ref: Ref
+    ref: Ref  # of several proxies: one, for who knows of no others
+    proxies: ProxySet | None = None  # all of them, where it is about them
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -105,6 +108,7 @@ class Announce(msgspec.Struct, frozen=True):
     role: Role
     ref: Ref
     places: int = 0
+    serving: dict[str, int] = {}  # of a proxy, which says so again whenever it changes; see ``ServingProxy``
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -158,6 +162,7 @@ class Find(msgspec.Struct, frozen=True):
 
 class Found(msgspec.Struct, frozen=True):
     ref: Ref
+    proxies: ProxySet | None = None  # all of them, where it was asked for one
 
 
 class RoleFailed(msgspec.Struct, frozen=True):

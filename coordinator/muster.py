@@ -27,7 +27,7 @@ import msgspec
 from actors.proxy.routing import preferred_class
 from bus.message import BusError, NodeAddress
 from coordinator.job import Job
-from coordinator.messages import ROLES, Join, Role
+from coordinator.messages import ROLES, SEVERAL, Join, Role
 from hwprobe import AffinityMap, decode
 
 
@@ -63,7 +63,7 @@ def muster(members: Sequence[Member], barred: Collection[str], job: Job) -> dict
     held: set[Role] = set()
     for member in able:
         for role in member.roles:
-            if role == "env" or role not in held:
+            if role in SEVERAL or role not in held:
                 given[member.node].append(role)
                 held.add(role)
     for role in ROLES:

@@ -25,7 +25,6 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.env.messages import Outcome, Ticket
-from actors.proxy.messages import DescribeProxy, ProxyState
 from actors.telemetry import Spans
 from actors.trainer.messages import (
     GetWeights,
@@ -60,7 +59,6 @@ class PipelineStuck(RuntimeError):
 class Peers(msgspec.Struct, frozen=True):
     """The actors that the loop talks to."""
 
-    proxy: Ref
     trainer: Ref
     weightsync: Ref
 
@@ -203,9 +201,7 @@ class Pipeline:
         """All engines are up, or have been given up. Start-up waits for all, so that placement is as planned."""
         deadline = time.monotonic() + timeout_s
         while True:
-            state = await self._node.ask(
-                self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S, about="engines"
-            )
+            state = await self._coordinator.engines.describe(DESCRIBE_TIMEOUT_S)
             starting = [engine.name for engine in state.engines if engine.state in ("starting", "dead")]
             if not starting:
                 return
@@ -284,7 +280,7 @@ class Pipeline:
 
     async def _train(self, taken: Taken, version: int, waited_s: float) -> Trained:
         """One step on the batch: from ``version`` to the next, which is on record when this returns."""
-        proxy = await self._node.ask(self._peers.proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
+        proxy = await self._coordinator.engines.describe(DESCRIBE_TIMEOUT_S)
         start = time.monotonic()
         timeout_s = self._job.train.step_timeout_s + self._job.coordinator.start_timeout_s
         about = f"version {version + 1}"
@@ -377,7 +373,6 @@ class Pipeline:
         now, or brings it to them."""
         match role:
             case "proxy":
-                self._peers = msgspec.structs.replace(self._peers, proxy=ref)
                 await self._wait_for_engines(self._job.coordinator.start_timeout_s)
             case "weightsync":
                 self._publication.weightsync = ref

@@ -6,6 +6,8 @@ coordinator, so the order of starting does not matter.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -23,6 +25,7 @@ from actors.env.agents.session import Rules
 from actors.env.framing import framing_for
 from actors.env.manager import EnvHost
 from actors.env.peers import Peers
+from actors.env.proxies import Proxies
 from actors.env.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
 from actors.proxy.engines.protocol import EngineLimits
 from actors.proxy.fleet import EngineFleet
@@ -33,15 +36,20 @@ from actors.trainer.batches import BatchFiles
 from actors.trainer.store import TrajectoryStore
 from actors.trainer.trainer import BUFFER_FILE, Trainer
 from actors.weightsync.sync import WeightSync
+from bus.message import BusError
 from coordinator.allegiance import Allegiance
 from coordinator.dumping import manifest_of
 from coordinator.job import Job, declared_classes
 from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFailed
+from coordinator.proxies import ProxyNews
 from coordinator.resources.mapper import known_costs
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
 from hwprobe.offers import gpu_share
 
+log = logging.getLogger(__name__)
+
 ASK_TIMEOUT_S = 10.0
+SERVING_RETRIES = 5
 GPU_SHARE = "ROLLART_GPU_SHARE"
 """As in ``actors.gpu_memory``, which needs torch."""
 PARENT_SILENCES = 3.0
@@ -66,10 +74,13 @@ class RoleContext:
         version: int,
         host: str,
         key_file: Path | None,
+        proxies: ProxyNews | None = None,
         allegiance: Allegiance | None = None,
         keeps_store: bool = False,
     ) -> None:
-        """``allegiance``: of a node of its own, whose leader may change. ``keeps_store``: see ``Welcome``."""
+        """``proxies``: what is heard of them here. ``allegiance``: of a node of its own, whose leader may change.
+        ``keeps_store``: see ``Welcome``."""
+        self.proxies = proxies or ProxyNews()
         self.keeps_store = keeps_store
         self.node = node
         self.leader = leader
@@ -88,10 +99,21 @@ class RoleContext:
 
     async def find(self, role: Role) -> Ref:
         """The actor that has a role, once it is announced. Raises ``TimeoutError`` or ``RemoteError`` naming it."""
+        return (await self._find(role)).ref
+
+    async def _find(self, role: Role) -> Found:
         timeout_s = self.job.coordinator.start_timeout_s
         limit_s = timeout_s + ASK_TIMEOUT_S
-        found = await self.leader.ask(self.node, Find(role, timeout_s), Found, timeout_s=limit_s)
-        return found.ref
+        return await self.leader.ask(self.node, Find(role, timeout_s), Found, timeout_s=limit_s)
+
+    async def find_proxies(self) -> ProxyNews:
+        """Once there is one: what is heard of them from now on. Raises what ``find`` raises."""
+        found = await self._find("proxy")
+        if found.proxies is not None:
+            self.proxies.hear(found.proxies)
+        elif not self.proxies.found.members:
+            self.proxies.hear_of_one(found.ref)
+        return self.proxies
 
     async def office(self, role: Role) -> Leader:
         """The same, whoever has the role later on. An ask of one that is gone waits as long as a role may take to
@@ -108,11 +130,13 @@ class RoleContext:
         if self._allegiance is not None:
             self._allegiance.on_moved(role, follow)
 
-    async def announce(self, role: Role, ref: Ref, *, places: int = 0) -> None:
-        message = Announce(role, ref, places)
+    async def announce(
+        self, role: Role, ref: Ref, *, places: int = 0, serving: dict[str, int] | None = None, retries: int = 0
+    ) -> None:
+        message = Announce(role, ref, places, serving or {})
         if self._allegiance is not None:
             self._allegiance.announces(message)
-        await self.leader.ask(self.node, message, Announced, timeout_s=ASK_TIMEOUT_S)
+        await self.leader.ask(self.node, message, Announced, timeout_s=ASK_TIMEOUT_S, retries=retries)
 
     def failed(self, role: Role) -> Callable[[BaseException], None]:
         """What a role calls when it cannot go on."""
@@ -177,21 +201,55 @@ async def start_proxy(context: RoleContext) -> None:
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)
     classes = {name: class_ for name, (_, _, class_) in specs.items()}
     costs = known_costs(context.run_directory, context.policy_directory, job.policy.dtype, classes.values())
-    proxy = LLMProxy(classes, declared_classes(job), failed=context.failed("proxy"), costs=costs)
+    serving = _Serving(context)
+    proxy = LLMProxy(
+        classes, declared_classes(job), failed=context.failed("proxy"), serves=serving.changed, costs=costs
+    )
     commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
     proxy.fleet = EngineFleet(context.node, commands, proxy, silence_s=job.coordinator.silence_s)
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)
     await proxy.fleet.start()
-    await context.announce("proxy", ref)
+    await serving.begin(ref)
     proxy.introduce(await context.find("weightsync"))
     context.on_moved("weightsync", proxy.introduce)
 
 
+class _Serving:
+    """Says of a proxy that it is there, and then how many places it serves, whenever that changes: the newest word
+    arrives, sooner or later."""
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._ref: Ref | None = None
+        self._places: dict[str, int] = {}
+        self._telling: asyncio.Task[None] | None = None
+
+    async def begin(self, ref: Ref) -> None:
+        await self._context.announce("proxy", ref)
+        self._ref = ref
+        self.changed(self._places)
+
+    def changed(self, places: dict[str, int]) -> None:
+        self._places = places
+        if self._ref is not None and (self._telling is None or self._telling.done()):
+            self._telling = self._context.node.background(self._tell(self._ref))
+
+    async def _tell(self, ref: Ref) -> None:
+        said: dict[str, int] = {}
+        while said != self._places:
+            told = dict(self._places)
+            try:
+                await self._context.announce("proxy", ref, serving=told, retries=SERVING_RETRIES)
+                said = told
+            except BusError as error:  # who leads next is told by the allegiance
+                log.warning("the coordinator does not know that %s places serve here: %s", told, error)
+                return
+
+
 async def start_weightsync(context: RoleContext) -> None:
     spans = Spans("weightsync")
-    proxy = await context.find("proxy")
-    weightsync = WeightSync(proxy, spans)
-    context.on_moved("proxy", weightsync.follow)
+    weightsync = WeightSync(spans)
+    (await context.find_proxies()).on_change(weightsync.follow)
     ref = await context.node.spawn(lambda: weightsync, "weightsync", restarts=0)
     context.node.background(report_spans(context.node, context.telemetry, spans))
     await context.announce("weightsync", ref)
@@ -212,9 +270,15 @@ async def start_env(context: RoleContext) -> None:
     job = context.job
     tokenizer = load_tokenizer(job.policy)
     pool = await _worker_pool(context, "env-worker", "env-pool", "env")
+    proxies = Proxies(
+        affinity=declared_classes(job),
+        patience_s=job.coordinator.start_timeout_s,
+        late_s=job.coordinator.silence_s,
+    )
+    (await context.find_proxies()).on_change(proxies.follow)
     peers = Peers(
         coordinator=context.leader,
-        proxy=await context.office("proxy"),
+        proxies=proxies,
         reward=await context.office("reward"),
         store=await context.office("trainer"),
     )

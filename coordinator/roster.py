@@ -1,15 +1,17 @@
 """The roster of a run: which nodes take part, with which roles, which actor has each role, and who is lost or let go.
 
     joins --> takes part (watched) --> announces the actors of its roles
-                 |-- silent, or its process has ended, or joins anew --> lost: the trajectories of an env host run again
-                 |                                                       elsewhere, any other role ends the sitting
+                 |-- silent, or its process has ended, or joins anew --> lost: trajectories of an env host run again
+                 |                                                       elsewhere, those of a proxy go on at another
+                 |                                                       that serves; any other role ends the sitting
                  +-- let go --> its roles are vacant, until another node announces them
 
 Invariants:
 
 - whoever takes part is watched, and who does not any more is not: a node is lost or let go once, and has nothing from
   then on. One whose process is proven to be gone is lost at once, one of which nothing is heard once the watch says so;
-- everybody who takes part knows the successor in a vacant role before that one hears that it has the role.
+- everybody who takes part knows the successor in a vacant role, and a proxy of several, before that one hears that it
+  has the role.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -33,6 +36,7 @@ from coordinator.losses import NodeLost, RoleLost
 from coordinator.messages import (
     MEMBER,
     ROLES,
+    SEVERAL,
     Announce,
     Changed,
     Ending,
@@ -55,6 +59,7 @@ from coordinator.messages import (
     Welcome,
 )
 from coordinator.muster import host_of
+from coordinator.proxies import ProxyBook
 from coordinator.pulse import until_gone
 from coordinator.standbys import Standbys
 
@@ -101,7 +106,9 @@ class News(msgspec.Struct, frozen=True):
 class Roster:
     """See the module docstring. ``welcome`` is what a node hears that joins; create inside a running event loop."""
 
-    def __init__(self, hands: Hands, welcome: Welcome, book: HostBook, news: News, patience: Patience) -> None:
+    def __init__(
+        self, hands: Hands, welcome: Welcome, book: HostBook, news: News, patience: Patience, *, epoch: int = 1
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.casting = Casting(msgspec.json.decode(welcome.job, type=Job), book)
         self._hands = hands
@@ -119,6 +126,9 @@ class Roster:
         )
         self._roles: dict[Role, asyncio.Future[Ref]] = {role: loop.create_future() for role in ROLES}
         self._vacant: set[Role] = set()  # that somebody had
+        self.proxies = ProxyBook(epoch)
+        self._called_together = True
+        self._came: asyncio.Event = asyncio.Event()  # a proxy
         self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
 
     def close(self, *, dismisses: bool) -> None:
@@ -154,6 +164,17 @@ class Roster:
             return await asyncio.wait_for(asyncio.shield(self._roles[role]), timeout_s)
         except TimeoutError:
             raise TimeoutError(f"nobody took the role {role!r} within {timeout_s:g} s") from None
+
+    async def several_proxies(self, count: int, timeout_s: float) -> None:
+        """Once there are so many. Raises ``TimeoutError`` saying how many there are."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.proxies.refs) < count:
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            here = len(self.proxies.refs)
+            raise TimeoutError(f"rollout.proxies: expected {count} within {timeout_s:g} s, found {here}") from None
 
     # ---- who comes -----------------------------------------------------------------------------------------------
 
@@ -194,14 +215,20 @@ class Roster:
         )
 
     async def announce(self, message: Announce) -> None:
-        """An actor has a role: who waits for it has it, and where it was vacant all others are told first."""
+        """An actor has a role: who waits for it has it, and where it was vacant all others are told first. So they are
+        of every proxy, and of what it serves."""
+        if message.role == "proxy" and self.proxies.announce(message.ref, message.serving):
+            self._came.set()
+            await self._tell_of_proxies()
         if message.role in self._vacant:
-            await self._tell_moved(message.role, message.ref)
+            if message.role != "proxy":
+                await self._tell_moved(Moved(message.role, message.ref))
             self._vacant.discard(message.role)
             for follow in self._followers[message.role]:
                 follow(message.ref)
         address = message.ref.node
-        self.casting.book.up(host_of(address), address.name, message.role)
+        if not message.serving:  # of a proxy, its first word
+            self.casting.book.up(host_of(address), address.name, message.role)
         future = self._roles[message.role]
         if not future.done():
             future.set_result(message.ref)
@@ -210,15 +237,29 @@ class Roster:
         """``follow`` is told, in this process, whenever another actor has a role."""
         self._followers[role].append(follow)
 
-    async def _tell_moved(self, role: Role, ref: Ref) -> None:
+    @contextmanager
+    def calling_together(self) -> Iterator[None]:
+        """Within it nobody is told of proxies: those who follow a new leader say one after the other what they have."""
+        self._called_together = False
+        try:
+            yield
+        finally:
+            self._called_together = True
+        self._hands.node.background(self._tell_of_proxies())
+
+    async def _tell_of_proxies(self) -> None:
+        """Which ones there are now; not where there is none, as they are then to wait for the next one."""
+        found = self.proxies.found
+        if found.members and self._called_together:
+            await self._tell_moved(Moved("proxy", found.members[0].ref, found))
+
+    async def _tell_moved(self, message: Moved) -> None:
         """Everybody who takes part talks to another actor from now on; who does not answer is watched anyway."""
         others, node = [join.node for join in self._others()], self._hands.node
-        asked = (
-            node.ask(Ref(other, MEMBER), Moved(role, ref), Known, timeout_s=MOVED_S, retries=3) for other in others
-        )
+        asked = (node.ask(Ref(other, MEMBER), message, Known, timeout_s=MOVED_S, retries=3) for other in others)
         for other, answer in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
             if isinstance(answer, BusError):
-                log.warning("node %s does not know that another actor is the %s now: %s", other.name, role, answer)
+                log.warning("node %s does not know who is the %s now: %s", other.name, message.role, answer)
             elif isinstance(answer, BaseException):
                 raise answer
 
@@ -264,28 +305,63 @@ class Roster:
         self._fell("lost", join, why)
         if not join.roles:
             log.error("spare %s is lost: %s", name, why)
-        elif join.roles == ["env"] and self._env_replaced(name):  # env hosts are interchangeable
-            log.error("node %s (env): %s; its trajectories run again elsewhere", name, why)
-            self._hands.host_left(name)
+        elif self._goes_on_without(join):
+            log.error("node %s (%s): %s; what ran there goes on elsewhere", name, ", ".join(join.roles), why)
+            self._replace(join)
+            self._leaves(join)
+            self._tell_lost(join, why)
         else:
             self._end_for(join, why)
 
-    def _env_replaced(self, name: str) -> bool:
-        """Whether there are, or will be, other env hosts than a node that is gone."""
-        spare = self.casting.spare_for_env(self._joins.values())
+    def _goes_on_without(self, join: Join) -> bool:
+        """Whether others can do what a node did that is gone: env hosts are interchangeable, be it with a spare, and so
+        are proxies with those that serve already."""
+        name = join.node.name
+        if not join.roles or not SEVERAL.issuperset(join.roles):
+            return False
+        if "proxy" in join.roles and not self.proxies.serve_without(name):
+            return False
+        if "env" not in join.roles or any("env" in each.roles for other, each in self._joins.items() if other != name):
+            return True
+        return self.casting.has_spare(self._joins.values())
+
+    def _replace(self, join: Join) -> None:
+        """A spare, where there is one, takes the roles of a node that is gone."""
+        spare = self.casting.spare_for(join.roles, self._joins.values())
         if spare is not None:
-            self._joins[spare.node.name] = taking = msgspec.structs.replace(spare, roles=["env"])
+            self._joins[spare.node.name] = taking = msgspec.structs.replace(spare, roles=list(join.roles))
             self._news.joined(taking)
-            self._hands.node.background(self._hands.order(Ref(spare.node, MEMBER), Take(["env"]), Obeyed))
-        return spare is not None or any("env" in join.roles for other, join in self._joins.items() if other != name)
+            self._hands.node.background(self._hands.order(Ref(spare.node, MEMBER), Take(list(join.roles)), Obeyed))
+
+    def _leaves(self, join: Join) -> None:
+        """The others go on without it."""
+        name, node = join.node.name, self._hands.node
+        if "env" in join.roles:
+            self._hands.host_left(name)
+        if "proxy" in join.roles:
+            self._proxy_leaves(name)
+            node.background(self._tell_of_proxies())
+
+    def _tell_lost(self, join: Join, why: str) -> None:
+        """Should a proxy be alive all the same, its engines are not to compute for nobody."""
+        if "proxy" in join.roles:
+            self._hands.node.tell(Ref(join.node, MEMBER), LetGo(f"lost to the run: {why}"))
+
+    def _proxy_leaves(self, name: str) -> None:
+        """Of several: another one stands for the role."""
+        self.proxies.leave(name)
+        self._roles["proxy"] = asyncio.get_running_loop().create_future()
+        if self.proxies.refs:
+            self._roles["proxy"].set_result(self.proxies.refs[0])
 
     def _restarted(self, before: Join) -> None:
-        """It joins again before anybody has missed it: what ran there is gone. Only env hosts can be had back."""
+        """It joins again before anybody has missed it: what ran there is gone. Only env hosts can be had back, and
+        proxies of several."""
         name, roles = before.node.name, ", ".join(before.roles)
         self._fell("lost", before, "it has restarted")
-        if before.roles == ["env"]:
-            log.error("node %s (env) has restarted; its trajectories run again", name)
-            self._hands.host_left(name)
+        if before.roles == ["env"] or self._goes_on_without(before):
+            log.error("node %s (%s) has restarted; what ran there goes on elsewhere", name, roles)
+            self._leaves(before)
         elif before.roles:
             text = f"node {name} ({roles}) has restarted: what its roles held is lost"
             self._news.failed(NodeLost(before.roles[0], name, text))
@@ -293,7 +369,7 @@ class Roster:
     async def dismiss(self, join: Join) -> None:
         """A node ends while the run goes on: its roles are vacant from now on. Raises ``BusError`` where it does not
         listen; it is lost then."""
-        name, node = join.node.name, self._hands.node
+        name, node, of_several = join.node.name, self._hands.node, self.one_of_several(join)
         self._joins.pop(name, None)  # first: from here on nobody misses it, and it has nothing
         node.unwatch(name)
         self._news.left(name)
@@ -301,7 +377,12 @@ class Roster:
         for role in join.roles:
             if role == "env":
                 self._hands.host_left(name)
+            elif role == "proxy" and of_several:
+                self._proxy_leaves(name)
+                await self._tell_of_proxies()
             else:
+                if role == "proxy":
+                    self.proxies.leave(name)
                 self._roles[role] = asyncio.get_running_loop().create_future()
                 self._vacant.add(role)
         order, why = LetGo("let go: another node takes its place"), "it does not hear that it is let go"
@@ -312,11 +393,25 @@ class Roster:
             node.lose(join.node, why)
             raise
 
+    def one_of_several(self, join: Join) -> bool:
+        """Whether the run goes on without a node that is let go, and waits for nobody in its place."""
+        return join.roles == ["env"] or (join.roles == ["proxy"] and self.proxies.serve_without(join.node.name))
+
     def failed(self, message: RoleFailed) -> None:
-        """A role cannot go on, on a node that lives."""
+        """A role cannot go on, on a node that lives. A proxy without engines is as good as lost, where others serve."""
         join = self._joins.get(message.node)
         if join is not None:
             self._fell("failed", join, message.reason)
+        if join is not None and join.roles == ["proxy"] and self._goes_on_without(join):
+            log.error("node %s (proxy): %s; what ran there goes on elsewhere", message.node, message.reason)
+            del self._joins[message.node]
+            self._hands.node.unwatch(message.node)
+            self._news.left(message.node)
+            self._replace(join)
+            self._leaves(join)
+            self._tell_lost(join, message.reason)
+            self.standbys.see_to_one()
+            return
         self._news.failed(RoleLost(message.role, message.node, message.reason))
 
     def _end_for(self, join: Join, why: str, role: Role | None = None) -> None:
@@ -339,7 +434,8 @@ class RosterHandlers(Actor):
 
     @handler(concurrent=True)
     async def find(self, message: Find) -> Found:
-        return Found(await self.roster.role(message.role, message.timeout_s))
+        ref = await self.roster.role(message.role, message.timeout_s)
+        return Found(ref, self.roster.proxies.found if message.role == "proxy" else None)
 
     @handler
     async def hardware_changed(self, message: HardwareChanged) -> Noted:

@@ -161,14 +161,15 @@ async def tell_begun(node: Node, address: NodeAddress, leader: Ref) -> None:
 async def gather_legacy(node: Node, followers: Followers) -> Legacy:
     """Raises ``BusError`` where a part of the run does not answer."""
     hosts = followers.of("env")
-    here, (trainer, proxy) = await asyncio.gather(
+    here, trainer, proxies = await asyncio.gather(
         asyncio.gather(*(node.ask(host, GetTickets(), TicketsHere, timeout_s=ASK_S) for host in hosts)),
+        node.ask(followers.of("trainer")[0], DescribeTrainer(), TrainerState, timeout_s=ASK_S),
         asyncio.gather(
-            node.ask(followers.of("trainer")[0], DescribeTrainer(), TrainerState, timeout_s=ASK_S),
-            node.ask(followers.of("proxy")[0], DescribeProxy(), ProxyState, timeout_s=ASK_S),
+            *(node.ask(proxy, DescribeProxy(), ProxyState, timeout_s=ASK_S) for proxy in followers.of("proxy"))
         ),
     )
-    versions = [engine.version for engine in proxy.engines if engine.state in ("serving", "suspended")]
+    engines = [engine for proxy in proxies for engine in proxy.engines]
+    versions = [engine.version for engine in engines if engine.state in ("serving", "suspended")]
     tickets = {host.node.name: [each.id for each in held.tickets] for host, held in zip(hosts, here, strict=True)}
     return Legacy(trainer, tickets, min((-1 if each is None else each for each in versions), default=-1))
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from actors.core import Actor, Node, Ref, handler
 from actors.env.messages import DescribeEnv, EnvState, LeftPlaces, Outcome, RunningTrajectory
-from actors.proxy.messages import DescribeProxy, ProxyState
 from bus.message import BusError
 from coordinator.dispatch import ABORTED, Dispatcher
+from coordinator.engines import Engines
 from coordinator.messages import Changed
 from coordinator.orders import (
     AbortTrajectory,
@@ -54,8 +54,7 @@ class Hands(Protocol):
     """What orders need of the coordinator."""
 
     node: Node
-
-    def proxy(self) -> Ref | None: ...
+    engines: Engines
 
     def stop_there(self, host: Ref, ticket: str, reason: str) -> None: ...
 
@@ -188,11 +187,10 @@ class TicketDesk:
         return f"{text} {await self._engines()}" if running.state == "engine" else text
 
     async def _engines(self) -> str:
-        proxy = self._hands.proxy()
-        if proxy is None:
+        if not self._hands.engines.proxies:
             return "There is no proxy yet."
         try:
-            state = await self._hands.node.ask(proxy, DescribeProxy(), ProxyState, timeout_s=DESCRIBE_TIMEOUT_S)
+            state = await self._hands.engines.describe(DESCRIBE_TIMEOUT_S)
         except BusError as error:
             return f"The proxy does not answer: {error}."
         engines = ", ".join(f"{engine.name} {engine.state} with {engine.in_flight}" for engine in state.engines)

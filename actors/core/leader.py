@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.core.ref import Ref
-from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost
+from bus.message import DeadlineExceeded, NoSuchActor, PeerLost
 
 if TYPE_CHECKING:
     from actors.core.exchange import Exchange
@@ -24,17 +24,65 @@ AGAIN_S = 0.1
 """Before a leader is asked again that has not begun to listen."""
 
 
-class Leader:
-    """See the module docstring. ``follow`` says who it is from now on."""
+class Successive:
+    """Asks of whoever it is just now. ``patience_s``: how much longer than its own time an ask may wait for another;
+    with 0 there is none, and an ask of one that is gone fails at once. ``late_s``: the same for one that does not
+    answer in time."""
+
+    def __init__(self, *, patience_s: float, late_s: float) -> None:
+        self._patience_s = patience_s
+        self._late_s = late_s
+        self._followed = asyncio.Event()
+
+    async def ask_of(
+        self,
+        whom: Callable[[], Ref | None],
+        node: Exchange,
+        message: Any,
+        reply: type[T],
+        *,
+        timeout_s: float,
+        retries: int = 0,
+        about: str = "",
+    ) -> T:
+        """``whom``: who it is now, None for nobody; a change is told with ``_followed``. Raises what the last one's
+        ``ask`` raised."""
+        until = node.loop.time() + timeout_s + self._patience_s
+        while True:
+            to = whom()
+            try:
+                if to is None:
+                    raise PeerLost(f"nobody is there for {about or type(message).__name__}")
+                return await node.ask(to, message, reply, timeout_s=timeout_s, retries=retries, about=about)
+            except (PeerLost, NoSuchActor, DeadlineExceeded) as error:
+                left_s = until - node.loop.time()
+                if isinstance(error, DeadlineExceeded):
+                    left_s = min(left_s, self._late_s)
+                if self._patience_s == 0 or left_s <= 0:
+                    raise
+                log.info("%s is said again, to whoever comes next: %s", about or type(message).__name__, error)
+                # A successor that is known but does not listen yet is asked again soon.
+                await self._another(to, whom, min(left_s, AGAIN_S) if isinstance(error, NoSuchActor) else left_s)
+                if whom() == to and not isinstance(error, NoSuchActor):
+                    raise
+
+    async def _another(self, than: Ref | None, whom: Callable[[], Ref | None], within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while whom() == than:
+                    self._followed.clear()
+                    await self._followed.wait()
+        except TimeoutError:
+            return
+
+
+class Leader(Successive):
+    """See the module docstring. ``follow`` says who it is from now on; ``late_is_gone``: whether one that does not
+    answer in time may have a successor."""
 
     def __init__(self, ref: Ref, *, patience_s: float = 0.0, late_is_gone: bool = True) -> None:
-        """``patience_s``: how much longer than its own time an ask may wait for a successor; with 0 there is none, and
-        an ask of a leader that is gone fails at once. ``late_is_gone``: whether one that does not answer in time may
-        have a successor."""
+        super().__init__(patience_s=patience_s, late_s=patience_s if late_is_gone else 0.0)
         self._ref = ref
-        self._patience_s = patience_s
-        self._late_is_gone = late_is_gone
-        self._followed = asyncio.Event()
         self._listeners: list[Callable[[Ref], object]] = []
 
     @property
@@ -59,31 +107,6 @@ class Leader:
         self, node: Exchange, message: Any, reply: type[T], *, timeout_s: float, retries: int = 0, about: str = ""
     ) -> T:
         """Raises what the last leader's ``ask`` raised."""
-        until = node.loop.time() + timeout_s + self._patience_s
-        while True:
-            to = self._ref
-            self._followed.clear()
-            try:
-                return await node.ask(to, message, reply, timeout_s=timeout_s, retries=retries, about=about)
-            except (PeerLost, NoSuchActor, DeadlineExceeded) as error:
-                left_s = until - node.loop.time()
-                if self._patience_s == 0 or left_s <= 0 or not (self._late_is_gone or self._is_gone(error)):
-                    raise
-                log.info("%s is said again, to whoever leads next: %s", about or type(message).__name__, error)
-                # A successor that is known but does not listen yet is asked again soon.
-                await self._another(to, min(left_s, AGAIN_S) if isinstance(error, NoSuchActor) else left_s)
-                if self._ref == to and not isinstance(error, NoSuchActor):
-                    raise
-
-    @staticmethod
-    def _is_gone(error: BusError) -> bool:
-        return not isinstance(error, DeadlineExceeded)
-
-    async def _another(self, than: Ref, within_s: float) -> None:
-        if self._ref != than:
-            return
-        try:
-            async with asyncio.timeout(within_s):
-                await self._followed.wait()
-        except TimeoutError:
-            return
+        return await self.ask_of(
+            lambda: self._ref, node, message, reply, timeout_s=timeout_s, retries=retries, about=about
+        )

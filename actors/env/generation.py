@@ -1,11 +1,11 @@
-"""An env host's requests to the engines, by way of the proxy.
+"""An env host's requests to the engines, by way of the proxy that a trajectory is with.
 
     generate --Add--> proxy --> engine --Finished--> a completion
         ^               |
-        +-- it is gone: the same Add, to its successor
+        +-- it is gone: the same Add, to another one or its successor
 
-Invariant: every request ends, by its deadline, in one completion or in a loss with a name. What the proxy before had
-not answered is asked of its successor, where its time begins anew.
+Invariant: every request ends, by its deadline, in one completion or in a loss with a name. What a proxy that is gone
+had not answered is asked of another one, where its time begins anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.env.episode import Episode, Lost
 from actors.env.framing import Framing
 from actors.env.peers import Hands, Peers
 from actors.proxy.engines.protocol import Completion, GenerateRequest
-from actors.proxy.messages import Abort, Accepted, Add
+from actors.proxy.messages import Abort, Add, ProxySet
 from actors.settings import RolloutSettings
 from actors.weightsync.messages import PUBLISH_TIMEOUT_S
 from bus.message import BusError, DeadlineExceeded
@@ -49,10 +49,12 @@ class Generation:
         self._framing = framing
         self._counters = counters
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
-        self._added: dict[str, Add] = {}  # of these, what the proxy was asked
+        self._added: dict[str, Add] = {}  # of these, what a proxy was asked
+        self._at: dict[str, Ref] = {}  # and the proxy, once it has accepted
         self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
-        self._sampled_under = 0  # the newest version that an answer of this proxy's engines was sampled under
-        peers.proxy.on_follow(self._add_again)
+        self._sampled_under = 0  # the newest version that an answer of these proxies' engines was sampled under
+        self._proxies = set(peers.proxies.refs)
+        peers.proxies.on_follow(self._others)
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -107,9 +109,9 @@ class Generation:
                 try:
                     return await self._answer(request.request_id, future, timeout_s)
                 except TimeoutError:
-                    if not self._proxy_is_gone():
+                    if not self._proxy_is_gone(request.request_id):
                         raise
-                # Then the next ADD waits for its successor, as long as that may take.
+                # Then the next ADD waits for another one, as long as that may take.
         except DeadlineExceeded as error:
             self._abort(request.request_id)
             raise Lost("proxy_timeout", str(error)) from None
@@ -124,6 +126,7 @@ class Generation:
             episode.interrupt = None
             self._waiting.pop(request.request_id, None)
             self._added.pop(request.request_id, None)
+            self._at.pop(request.request_id, None)
 
     def _request(
         self, episode: Episode, allowed: tuple[int, ...] | None, max_tokens: int, *, urgent: bool
@@ -151,9 +154,10 @@ class Generation:
         finally:
             del self._deadlines[request_id]
 
-    def _proxy_is_gone(self) -> bool:
-        """Whether there is none just now."""
-        return self._hands.node.is_gone(self._peers.proxy.ref.node)
+    def _proxy_is_gone(self, request_id: str) -> bool:
+        """Whether the one that has a request is there no more, or was not."""
+        proxy = self._at.get(request_id)
+        return proxy is None or self._hands.node.is_gone(proxy.node)
 
     def _wait_for(self, request: GenerateRequest) -> tuple[str, float]:
         """What a turn waits for, by name, and how long: engines keep a first one until they have its version, which is
@@ -164,23 +168,33 @@ class Generation:
         return "an engine", self._rollout.turn_timeout_s
 
     async def _add(self, add: Add) -> None:
-        about = f"trajectory {add.request.trajectory}"
-        node = self._hands.node
-        await self._peers.proxy.ask(node, add, Accepted, timeout_s=COMMAND_TIMEOUT_S, retries=3, about=about)
+        """Until a proxy has accepted it that is not gone by then."""
+        proxies, node = self._peers.proxies, self._hands.node
+        while True:
+            proxy = await proxies.add(node, add, timeout_s=COMMAND_TIMEOUT_S, retries=3)
+            if proxies.has(proxy):
+                self._at[add.request.request_id] = proxy
+                return
+            self._counters["requests_of_an_earlier_proxy"] += 1
 
     def _abort(self, request_id: str) -> None:
-        self._peers.proxy.tell(self._hands.node, Abort(request_id))
+        """Wherever its trajectory is."""
+        self._peers.proxies.tell(self._hands.node, self._added[request_id].request.trajectory, Abort(request_id))
 
-    # ---- another proxy -------------------------------------------------------------------------------------------
+    # ---- other proxies -------------------------------------------------------------------------------------------
 
-    def _add_again(self, proxy: Ref) -> None:
-        """A proxy's successor knows nothing of what that one was asked, and its engines begin without weights."""
-        self._sampled_under = NOTHING_YET
-        for add in self._added.values():
+    def _others(self, found: ProxySet) -> None:
+        """A proxy that is gone has taken what it was asked along. Where none is left that was there before, the engines
+        begin without weights."""
+        before, self._proxies = self._proxies, {member.ref for member in found.members}
+        if before and not before & self._proxies:
+            self._sampled_under = NOTHING_YET
+        for request_id in [id_ for id_, proxy in self._at.items() if proxy not in self._proxies]:
+            del self._at[request_id]
             self._counters["requests_of_an_earlier_proxy"] += 1
-            self._hands.node.background(self._add_to_successor(add))
+            self._hands.node.background(self._add_elsewhere(self._added[request_id]))
 
-    async def _add_to_successor(self, add: Add) -> None:
+    async def _add_elsewhere(self, add: Add) -> None:
         try:
             await self._add(add)
         except BusError as error:

@@ -54,7 +54,7 @@ from actors.env.protocol import Observation
 from actors.env.settling import Settling
 from actors.env.urgency import is_urgent, turns_left
 from actors.proxy.engines.protocol import CUT
-from actors.proxy.messages import Finished, RequestFailed, TrajectoryEnded
+from actors.proxy.messages import Finished, RequestFailed
 from actors.settings import EnvironmentSettings, RolloutSettings
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
@@ -316,7 +316,7 @@ class EnvHost(Actor):
                 episode.recorder.observed(following, observation.text)
         finally:
             self.node.tell(worker, CloseEnv(episode.ticket.id))
-            self._peers.proxy.tell(self.node, TrajectoryEnded(episode.ticket.id, whole))
+            self._peers.proxies.ended(self.node, episode.ticket.id, whole=whole)
 
     async def _act(self, episode: Episode, observation: Observation) -> str:
         """One turn: what the policy answers to an observation."""

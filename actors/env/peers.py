@@ -1,6 +1,6 @@
 """Whom an env host talks to.
 
-Invariant: each of them may be one after the other; who asks need not know that there is another one by now.
+Invariant: each of them may be one after the other, and proxies several at once; who asks need not know which it is.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from typing import Protocol
 
 from actors.core import Node, Ref
 from actors.core.leader import Leader
+from actors.env.proxies import Proxies
 
 
 class Peers:
     """See the module docstring."""
 
     def __init__(
-        self, *, coordinator: Ref | Leader, proxy: Ref | Leader, reward: Ref | Leader, store: Ref | Leader
+        self, *, coordinator: Ref | Leader, proxies: Ref | Proxies, reward: Ref | Leader, store: Ref | Leader
     ) -> None:
-        self.leader, self.proxy, self.reward, self.store = (
-            each if isinstance(each, Leader) else Leader(each) for each in (coordinator, proxy, reward, store)
+        self.leader, self.reward, self.store = (
+            each if isinstance(each, Leader) else Leader(each) for each in (coordinator, reward, store)
         )
+        self.proxies = proxies if isinstance(proxies, Proxies) else Proxies.only(proxies)
 
 
 class Hands(Protocol):

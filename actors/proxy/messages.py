@@ -208,6 +208,27 @@ class DescribeProxy(msgspec.Struct, frozen=True):
     """Ask for ``ProxyState``."""
 
 
+# ---- which proxies there are ----------------------------------------------------------------------------------------
+
+
+class ServingProxy(msgspec.Struct, frozen=True):
+    """A proxy of a run, and what it can take."""
+
+    ref: Ref
+    places: dict[str, int] = {}  # hardware class -> places in the batches of its engines that serve
+
+    @property
+    def serves(self) -> bool:
+        return any(self.places.values())
+
+
+class ProxySet(msgspec.Struct, frozen=True):
+    """All proxies of a run. ``order``: the leader's epoch, and a number; what is smaller is older."""
+
+    members: list[ServingProxy] = []
+    order: tuple[int, int] = (0, 0)
+
+
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +268,7 @@ class EngineState(msgspec.Struct, frozen=True):
     load_age_s: float = 0.0
     gave_s: float | None = None  # ago, that trajectories were ordered away from it; None: never
     took_s: float | None = None  # likewise, to it
+    proxy: str = ""  # the node of its proxy, where the engines of all are looked at
 
 
 class ProxyState(msgspec.Struct, frozen=True):

@@ -81,6 +81,14 @@ class Pool:
             engine.changed = self._changed
             self._changed(engine)
 
+    def serving(self) -> dict[str, int]:
+        """Hardware class -> places of the engines that serve, or are to again in a moment, as in a swap."""
+        found: Counter[str] = Counter()
+        for engine in self.engines.values():
+            if engine.state in ("serving", "suspended"):
+                found[engine.hardware_class] += engine.limits.max_sequences
+        return dict(found)
+
     @property
     def none_left(self) -> bool:
         return self._states["removed"] == len(self.engines)

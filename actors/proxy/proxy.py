@@ -105,15 +105,19 @@ class LLMProxy(Actor):
         affinity: dict[str, str],
         *,
         failed: Callable[[BaseException], None],
+        serves: Callable[[dict[str, int]], object] = lambda places: None,
         costs: CostModel | None = None,
     ) -> None:
-        """``costs``: what is known of the model and the classes before anything is measured."""
+        """``serves`` is told how many places the engines that serve have, by class, whenever that changes; ``costs``:
+        what is known of the model and the classes before anything is measured."""
         self._costs = Costs(costs or CostModel.prior(ModelSize(), classes.values()), affinity)
         self._pool = Pool(EngineEntry(name, of, self._costs.rates(of).room) for name, of in classes.items())
         self._engines = self._pool.engines
         self._admission = Admission()
         self._weightsync: Ref | None = None
         self._failed = failed
+        self._serves = serves
+        self._serving: dict[str, int] = {}  # as was told last
         self._queued: dict[str, Add] = {}
         self._where: dict[str, str] = {}  # request id -> engine
         self._prefixes = Prefixes()
@@ -343,8 +347,15 @@ class LLMProxy(Actor):
     async def resume(self, message: Resume) -> AsyncIterator[Progress]:
         yield Accepted(message.engine or "")
         await self._commands.resume(message.engine, message.version)
+        self._tell_serving()
         self._route_queued()
         yield Done(message.version)
+
+    def _tell_serving(self) -> None:
+        serving = self._pool.serving()
+        if serving != self._serving:
+            self._serving = serving
+            self._serves(serving)
 
     def ask_host(
         self, engine: EngineEntry, message: msgspec.Struct, reply: type[T], timeout_s: float, *, retries: int = 0
@@ -364,7 +375,7 @@ class LLMProxy(Actor):
         log.info("engine %s is up after %.1f s", engine.name, message.start_seconds)
         self.fleet.ready(engine.name, message.host.node)
         if self._weightsync is not None:
-            self.node.tell(self._weightsync, EngineJoined(engine.name, message.host))
+            self.node.tell(self._weightsync, EngineJoined(engine.name, message.host, self.ref))
         return Acknowledged()
 
     def introduce(self, weightsync: Ref) -> None:
@@ -372,7 +383,7 @@ class LLMProxy(Actor):
         self._weightsync = weightsync
         for engine in self._engines.values():
             if engine.host is not None:
-                self.node.tell(weightsync, EngineJoined(engine.name, engine.host))
+                self.node.tell(weightsync, EngineJoined(engine.name, engine.host, self.ref))
 
     def engine_died(self, name: str, reason: str, *, restarting: bool) -> None:
         """Called by the fleet: give the engine's requests to others, or keep them until one serves."""
@@ -385,6 +396,7 @@ class LLMProxy(Actor):
         engine.lose("dead" if restarting else "removed")
         self._mover.gone(name)
         self._counters["engine_deaths"] += 1
+        self._tell_serving()
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
         self._move_requests(engine, f"engine {name}: {reason}")

@@ -56,6 +56,7 @@ class EngineJoined(msgspec.Struct, frozen=True):
 
     engine: str
     host: Ref
+    proxy: Ref | None = None  # whose it is, and by way of which it is ordered; None of an older one: the run's only one
 
 
 class EngineLeft(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ Invariants:
 - an engine serves only with an accepted receipt. Where the receipt is refused, or the version does not arrive, all of
   it is sent again, once; then the engine goes out of routing, so that none goes on serving an old version for ever.
   In-place reload means that the old version is gone: a refused engine cannot fall back to it;
-- an engine that dies holds nobody up: whatever was under way with it ends at once, and its successor joins anew.
+- an engine that dies holds nobody up: whatever was under way with it ends at once, and its successor joins anew. So it
+  is with all engines of a proxy that is gone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from actors.proxy.messages import (
     Acknowledged,
     Done,
     Progress,
+    ProxySet,
     Remove,
     Resume,
     Stage,
@@ -67,9 +69,10 @@ class EngineGone(RuntimeError):
 class _Member:
     """One incarnation of an engine."""
 
-    def __init__(self, name: str, host: Ref) -> None:
+    def __init__(self, name: str, host: Ref, proxy: Ref) -> None:
         self.name = name
         self.host = host
+        self.proxy = proxy
         self.lock = asyncio.Lock()
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.proven: tuple[ProvenVersion, float] | None = None  # and when, by the monotonic clock
@@ -91,9 +94,9 @@ class _Brought(msgspec.Struct, frozen=True):
 class WeightSync(Actor):
     """See the module docstring."""
 
-    def __init__(self, proxy: Ref, spans: Spans) -> None:
-        self._proxy = proxy
+    def __init__(self, spans: Spans) -> None:
         self._spans = spans
+        self._proxies: list[Ref] = []
         self._members: dict[str, _Member] = {}
         self._current: Publish | None = None
         self._refusals: deque[Refusal] = deque(maxlen=REFUSALS_KEPT)
@@ -108,17 +111,22 @@ class WeightSync(Actor):
             refusals=list(self._refusals),
         )
 
-    def follow(self, proxy: Ref) -> None:
-        """Another proxy, before it says anything: engines belong to theirs, so those of the one before are gone."""
-        self._proxy = proxy
-        for engine in list(self._members):
-            self._leave(engine, "its proxy has a successor")
+    def follow(self, found: ProxySet) -> None:
+        """These are the proxies from now on: the engines of others are gone with them."""
+        self._proxies = [member.ref for member in found.members]
+        for member in list(self._members.values()):
+            if member.proxy not in self._proxies:
+                self._leave(member.name, "its proxy is gone")
 
     @handler(concurrent=True)
     async def joined(self, message: EngineJoined) -> None:
-        """A cold engine: bring it to the current version, if there is one yet."""
+        """A cold engine: bring it to the current version, if there is one yet. Raises ``ValueError`` where it is not
+        known whose it is."""
+        proxy = message.proxy or next(iter(self._proxies), None)
+        if proxy is None:
+            raise ValueError(f"engine {message.engine}: nobody is known to be its proxy")
         self._leave(message.engine, "a successor joined")
-        member = self._members[message.engine] = _Member(message.engine, message.host)
+        member = self._members[message.engine] = _Member(message.engine, message.host, proxy)
         if self._current is not None:
             await self._bring(member, self._current)
 
@@ -175,7 +183,7 @@ class WeightSync(Actor):
         if member.gone.done():
             return
         try:
-            await self.node.ask(self._proxy, Remove(member.name, reason), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
+            await self.node.ask(member.proxy, Remove(member.name, reason), Acknowledged, timeout_s=COMMAND_TIMEOUT_S)
         except BusError as error:
             log.error("engine %s could not be taken out of routing: %s", member.name, error)
 
@@ -210,20 +218,20 @@ class WeightSync(Actor):
         stage = Stage(order.manifest, order.source)
         await self.node.ask(member.host, stage, Staged, timeout_s=STAGE_TIMEOUT_S, about=about)
         start = time.time()
-        await self._command(Suspend(member.name), about)
-        done = await self._command(Update(member.name, version), about)
+        await self._command(member, Suspend(member.name), about)
+        done = await self._command(member, Update(member.name, version), about)
         receipt = _receipt(done, member.name)
         verify(order.manifest, receipt)
-        await self._command(Resume(member.name, version), about)
+        await self._command(member, Resume(member.name, version), about)
         seconds = time.time() - start
         member.proven = _proven(order.manifest, receipt, seconds), time.monotonic()
         return seconds
 
-    async def _command(self, command: Suspend | Update | Resume, about: str) -> Done:
+    async def _command(self, member: _Member, command: Suspend | Update | Resume, about: str) -> Done:
         """Both answers of a proxy command; the second one is returned."""
         progress: Any = Progress
         done: Done | None = None
-        answers = self.node.stream(self._proxy, command, progress, timeout_s=COMMAND_TIMEOUT_S, about=about)
+        answers = self.node.stream(member.proxy, command, progress, timeout_s=COMMAND_TIMEOUT_S, about=about)
         async for answer in answers:
             done = answer if isinstance(answer, Done) else done
         if done is None:

@@ -176,7 +176,7 @@ async def proxied(directory: Path, load: Load) -> None:
         gateway = await node.spawn(lambda: proxy, "proxy", restarts=0)
         publisher = WeightPublisher()
         source = await node.spawn(lambda: publisher, "publisher", restarts=0)
-        sync = await node.spawn(lambda: WeightSync(gateway, Spans("weightsync")), "weightsync", restarts=0)
+        sync = await node.spawn(lambda: WeightSync(Spans("weightsync")), "weightsync", restarts=0)
         proxy.introduce(sync)
         publisher.publish(manifest, snapshot)
         await proxy.fleet.start()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.core import Actor, Ref, handler
 from actors.env.messages import DescribeEnv, EnvState, Followed, FollowTrajectory
-from actors.proxy.messages import DescribeCosts, DescribeProxy, ProxyState
+from actors.proxy.messages import CostsState, DescribeCosts, ProxyState
 from actors.weightsync.messages import DescribeWeights
 from bus.message import BusError, CannotListen
 from bus.security import ClusterKey
@@ -56,6 +56,7 @@ from coordinator.desk.survey import Surveyor
 from coordinator.handover import Handover
 from coordinator.messages import Changed, Role
 from coordinator.metadata.measured import Shard
+from coordinator.resources.mapper import merged
 from coordinator.resources.resolve import Placement
 from coordinator.scheduling.rolling import RollingScheduler
 from hwprobe import decode
@@ -180,10 +181,10 @@ class Desk(Actor):
     async def hardware(self, message: GetHardware) -> Hardware:
         nodes = [NodeHardware(join.node.name, decode(join.affinity)) for join in self._coordinator.roster.joins]
         try:
-            costs = await self.node.ask(self._part("proxy"), DescribeCosts(), timeout_s=PART_ANSWERS_S, about="proxy")
+            known = await self._coordinator.engines.ask_each(DescribeCosts(), CostsState, timeout_s=PART_ANSWERS_S)
         except BusError:  # what is known without it is worth an answer
             return Hardware(nodes, self._placement.places)
-        return Hardware(nodes, self._placement.places, costs)
+        return Hardware(nodes, self._placement.places, merged(list(known.values())))
 
     @handler(concurrent=True)
     async def metrics(self, message: GetMetrics) -> MetricsText:
@@ -257,9 +258,9 @@ class Desk(Actor):
         return ref
 
     async def _proxy(self) -> ProxyState:
-        return await self.node.ask(
-            self._part("proxy"), DescribeProxy(), ProxyState, timeout_s=PART_ANSWERS_S, about="proxy"
-        )
+        """All of them. Raises ``BusError``."""
+        self._part("proxy")
+        return await self._coordinator.engines.describe(PART_ANSWERS_S)
 
     async def _running(self) -> list[EnvState]:
         """Of all env hosts, one after the other."""

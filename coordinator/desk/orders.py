@@ -18,7 +18,7 @@ import msgspec
 
 from actors.core import Node, Ref
 from actors.core.typed import Message
-from actors.proxy.messages import Rebalance, UndoMapping
+from actors.proxy.messages import CostsState, DescribeCosts, Rebalance, Rebalanced, UndoMapping
 from bus.message import BusError, RemoteError
 from bus.security import ClusterKey
 from coordinator.admin import RunState
@@ -304,22 +304,27 @@ class Orders:
                 return await self._step_down()
 
     async def _rebalance(self) -> Changed:
-        proxy = self._coordinator.proxy()
-        if proxy is None:
+        engines = self._coordinator.engines
+        if not engines.proxies:
             raise ValueError("rebalance: there is no proxy yet")
-        answer = await self._node.ask(proxy, Rebalance(), timeout_s=CARRY_OUT_S, about="proxy")
-        released = ", ".join(f"{name} {count}" for name, count in answer.released.items())
+        answers = await engines.ask_each(Rebalance(), Rebalanced, timeout_s=CARRY_OUT_S)
+        released = ", ".join(f"{name} {count}" for each in answers.values() for name, count in each.released.items())
         if not released:
             return Changed("no engine holds more than its share of trajectories that could be moved now")
         return Changed(f"trajectories that go elsewhere with their next turn: {released}")
 
     async def _undo_mapping(self) -> Changed:
-        proxy = self._coordinator.proxy()
-        if proxy is None:
+        engines = self._coordinator.engines
+        if not engines.proxies:
             raise ValueError("undo-mapping: there is no proxy yet")
-        undone = await self._node.ask(proxy, UndoMapping(), timeout_s=CARRY_OUT_S, about="proxy")
-        holds = describe(undone.shares) or "as declared"
-        return Changed(f"mapping {undone.number} is taken back; now: {holds}, and nothing else changes it for a while")
+        known = await engines.ask_each(DescribeCosts(), CostsState, timeout_s=CARRY_OUT_S)
+        proxies, said = engines.proxies, []
+        for name in [name for name, costs in known.items() if costs.orders] or list(known)[:1]:
+            undone = await self._node.ask(proxies[name], UndoMapping(), timeout_s=CARRY_OUT_S, about="proxy")
+            at = f" at {name}" if len(proxies) > 1 else ""
+            holds = describe(undone.shares) or "as declared"
+            said.append(f"mapping {undone.number}{at} is taken back; now: {holds}")
+        return Changed(f"{'; '.join(said)}, and nothing else changes it for a while")
 
     async def _step_down(self) -> Changed:
         """Once the answer is on its way."""

@@ -27,11 +27,9 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 import yaml
 
-from coordinator.messages import Role
+from coordinator.messages import SEVERAL, Role
 
 ALL_ROLES: tuple[Role, ...] = get_args(Role)
-SEVERAL: frozenset[Role] = frozenset({"env"})
-"""Roles that may be on several hosts of a run."""
 
 LEADS: tuple[Role, ...] = ("coordinator", "trainer", "weightsync", "reward")
 """What stays together on the first host: they share the run directory and the weights."""

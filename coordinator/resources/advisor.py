@@ -1,4 +1,4 @@
-"""A language model that is asked for advice: one of the run's own engines, through the proxy, as anybody asks it.
+"""A language model that is asked for advice: one of the run's own engines, through its proxy, as anybody asks it.
 
 Invariant: a question takes no place that a trajectory needs for longer than its answer takes, and is forgotten by the
 engine when it is answered or given up; nothing is learned from it (``ADVICE``).
@@ -11,10 +11,11 @@ import itertools
 
 import numpy as np
 
-from actors.core import Actor, Ref, handler
+from actors.core import Actor, handler
 from actors.env.framing import Framing
 from actors.proxy.engines.protocol import Completion, GenerateRequest
 from actors.proxy.messages import ADVICE, Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
+from coordinator.engines import Engines
 
 ADD_TIMEOUT_S = 10.0
 LONGEST_ANSWER = 512
@@ -28,16 +29,12 @@ class NoAnswer(RuntimeError):
 class EngineAdvisor(Actor):
     """See the module docstring. ``ask`` is called in this process."""
 
-    def __init__(self, proxy: Ref, framing: Framing, max_model_len: int) -> None:
-        self._proxy = proxy
+    def __init__(self, engines: Engines, framing: Framing, max_model_len: int) -> None:
+        self._engines = engines
         self._framing = framing
         self._max_model_len = max_model_len
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
-
-    def follow(self, proxy: Ref) -> None:
-        """Another one from now on."""
-        self._proxy = proxy
 
     @handler
     async def finished(self, message: Finished) -> None:
@@ -65,13 +62,18 @@ class EngineAdvisor(Actor):
         request = GenerateRequest(
             f"{name}/0", name, prompt, room, temperature=0.0, stop_token_ids=tuple(self._framing.tokenizer.eos_ids)
         )
+        state = await self._engines.describe(ADD_TIMEOUT_S)
+        serving = [engine for engine in state.engines if engine.state == "serving"]
+        if not serving:
+            raise NoAnswer("no engine serves just now")
+        proxy = self._engines.proxy_of(min(serving, key=lambda engine: engine.in_flight))
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         try:
             add = Add(request, self.ref, ADVICE)
-            await self.node.ask(self._proxy, add, Accepted, timeout_s=ADD_TIMEOUT_S, retries=2)
+            await self.node.ask(proxy, add, Accepted, timeout_s=ADD_TIMEOUT_S, retries=2)
             return self._framing.action((await future).tokens)
         finally:
             if self._waiting.pop(request.request_id, None) is not None:
-                self.node.tell(self._proxy, Abort(request.request_id))
-            self.node.tell(self._proxy, TrajectoryEnded(name))
+                self.node.tell(proxy, Abort(request.request_id))
+            self.node.tell(proxy, TrajectoryEnded(name))

@@ -1,6 +1,6 @@
-"""What looks at the engines again and again, by asking the proxy, and orders something where they need it.
+"""What looks at the engines again and again, by asking the proxies, and orders something where they need it.
 
-Invariant: it goes on until it is cancelled, whoever the proxy is; a proxy that does not answer costs one look.
+Invariant: it goes on until it is cancelled, whichever proxies there are; where none answers that costs one look.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from actors.core import Node, Ref
-from actors.proxy.messages import DescribeProxy, EngineState, ProxyState
+from actors.core import Node
+from actors.proxy.messages import EngineState
 from bus.message import BusError
+from coordinator.engines import Engines
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +24,17 @@ TIMEOUT_S = 5.0
 class Looking(ABC):
     """See the module docstring."""
 
-    def __init__(self, node: Node, proxy: Ref, look_every_s: float) -> None:
+    def __init__(self, node: Node, engines: Engines, look_every_s: float) -> None:
         self._node = node
-        self._proxy = proxy
+        self._engines = engines
         self._look_every_s = look_every_s
-
-    def follow(self, proxy: Ref) -> None:
-        """Another one from now on."""
-        self._proxy = proxy
 
     async def run(self) -> None:
         """Until it is cancelled: where there is nothing to even out now, engines may come."""
         while True:
             await asyncio.sleep(self._look_every_s)
             try:
-                described = await self._node.ask(self._proxy, DescribeProxy(), ProxyState, timeout_s=TIMEOUT_S)
+                described = await self._engines.describe(TIMEOUT_S)
                 await self._look(described.engines)
             except BusError as error:
                 log.info("%s: no look at the engines, or an order did not arrive: %s", type(self).__name__, error)

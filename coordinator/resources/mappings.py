@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from actors.core import Node, Ref
+from actors.core import Node
 from actors.env.framing import Framing, framing_for
 from actors.env.tokenizers import TokenizerError, load_tokenizer
 from actors.policy import Policy
+from coordinator.engines import Engines
 from coordinator.job import Job
 from coordinator.resources.advisor import EngineAdvisor
 from coordinator.resources.resolve import number
@@ -23,12 +24,11 @@ from hwprobe.mapping import Declared, Learned, TaskMapping
 async def mapping_of(
     job: Job,
     node: Node,
-    proxy: Ref,
+    engines: Engines,
     *,
-    moved: Callable[[Callable[[Ref], object]], None],
     warn: Callable[[str], None],
 ) -> TaskMapping:
-    """``moved`` takes whom to tell when the proxy is another."""
+    """``warn`` tells people where it is not as the job says."""
     if job.rollout.mapping == "declared":
         return Declared()
     if job.rollout.mapping == "learned":
@@ -38,9 +38,8 @@ async def mapping_of(
     except (TokenizerError, OSError) as error:
         warn(f"rollout.mapping: no engine can be asked for advice, the mapping is learned instead: {error}")
         return Learned()
-    advisor = EngineAdvisor(proxy, framing, number(job.rollout.max_model_len))
+    advisor = EngineAdvisor(engines, framing, number(job.rollout.max_model_len))
     await node.spawn(lambda: advisor, "advisor", restarts=0)
-    moved(advisor.follow)
     return Advisor(advisor.ask)
 
 

@@ -1,4 +1,4 @@
-"""Moves tasks between the pools of engines as their load shifts: looks at the proxy, decides, tells it.
+"""Moves tasks between the pools of engines as their load shifts: looks at the proxies, decides, tells them.
 
 Invariant: the decision is ``rebinding.decide``'s alone; a proxy that does not answer is asked again, and the run goes
 on as it was. Only tasks with a declared class are moved: others go to the least loaded engine anyway.
@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from actors.core import Node, Ref
+from actors.core import Node
 from actors.proxy.messages import Acknowledged, EngineState, Prefer
 from actors.proxy.routing import preferred_class
+from coordinator.engines import Engines
 from coordinator.resources.looking import LOOK_EVERY_S, TIMEOUT_S, Looking
 from coordinator.resources.rebinding import Marks, PoolLoad, State, Task, decide
 
@@ -38,14 +39,14 @@ class Rebinder(Looking):
     def __init__(
         self,
         node: Node,
-        proxy: Ref,
+        engines: Engines,
         affinity: Mapping[str, str],
         *,
         say: Callable[[str], None],
         marks: Marks | None = None,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        super().__init__(node, proxy, look_every_s)
+        super().__init__(node, engines, look_every_s)
         self._affinity = affinity
         self._say = say
         self._marks = marks
@@ -64,6 +65,6 @@ class Rebinder(Looking):
         after, move = decide(known, pools, asyncio.get_running_loop().time(), self._marks)
         if move is not None:
             order = Prefer(move.task, move.to)
-            await self._node.ask(self._proxy, order, Acknowledged, timeout_s=TIMEOUT_S, retries=2)
+            await self._engines.ask_each(order, Acknowledged, timeout_s=TIMEOUT_S, retries=2)
             self._say(f"{move.task} goes to {move.to} instead of {move.origin}: {move.reason}")
         self._state = after

@@ -1,4 +1,4 @@
-"""Watches how loaded the engines are, and orders the proxy to move trajectories off those that are too busy.
+"""Watches how loaded the engines are, and orders their proxy to move trajectories off those that are too busy.
 
     engine --Served(load), once a second--> proxy <--DescribeProxy-- this --readings--> hotspots.decide
                                               ^                                              |
@@ -13,8 +13,10 @@ Invariants:
 - a load that is not known (telemetry that fell silent, an engine that is swapping) is no reading: such an engine is
   neither hot nor a target.
 
-Engines on one GPU count as one: nothing is won by moving between them. Where the job declares which class a task goes
-to, each class is evened out by itself, because moving tasks between classes is ``coordinator.resources.rebinder``'s.
+Each proxy's engines are evened out by themselves: a trajectory stays with its proxy, and new ones are placed by the
+places that serve. Engines on one GPU count as one: nothing is won by moving between them. Where the job declares which
+class a task goes to, each class is evened out by itself, because moving tasks between classes is
+``coordinator.resources.rebinder``'s.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from actors.core import Node, Ref
+from actors.core import Node
 from actors.proxy.messages import EngineState, MoveTrajectories, Moving
+from coordinator.engines import Engines
 from coordinator.leadership import SOLE, Authority
 from coordinator.resources.looking import LOOK_EVERY_S, TIMEOUT_S, Looking
 from coordinator.scheduling.hotspots import SILENT_S, HotSpots, Migration, Reading
@@ -37,6 +40,7 @@ SMOOTH_S = 10.0
 two steps or two requests, and its driver's samples are shorter than a second. After a move the mean begins anew."""
 RETRIES = 2
 
+Key = tuple[str, str]
 Devices = Mapping[str, Sequence[EngineState]]
 """Device (or the engine itself, where it has none) -> the engines on it."""
 
@@ -47,19 +51,19 @@ class HotWatch(Looking):
     def __init__(
         self,
         node: Node,
-        proxy: Ref,
+        engines: Engines,
         *,
         apart: bool,
         say: Callable[[str], None],
         authority: Authority = SOLE,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        super().__init__(node, proxy, look_every_s)
+        super().__init__(node, engines, look_every_s)
         self._apart = apart
         self._say = say
         self._authority = authority
-        self._spots: dict[str, HotSpots] = {}  # by hardware class, or under "" for all
-        self._known: dict[str, set[str]] = {}  # likewise: devices
+        self._spots: dict[Key, HotSpots] = {}  # by proxy and hardware class, or under "" for all classes
+        self._known: dict[Key, set[str]] = {}  # likewise: devices
         self._stuck: dict[str, str] = {}
         self._told: dict[str, deque[tuple[float, float]]] = {}  # device -> when, and its load
 
@@ -88,11 +92,11 @@ class HotWatch(Looking):
                 log.info("%s is too busy, and nothing is moved: %s", name, why)
         self._stuck = stuck
 
-    def _groups(self, engines: Iterable[EngineState]) -> dict[str, dict[str, list[EngineState]]]:
-        groups: dict[str, dict[str, list[EngineState]]] = {key: {} for key in self._spots}
+    def _groups(self, engines: Iterable[EngineState]) -> dict[Key, dict[str, list[EngineState]]]:
+        groups: dict[Key, dict[str, list[EngineState]]] = {key: {} for key in self._spots}
         for engine in engines:
             if engine.state in ("serving", "suspended"):
-                group = groups.setdefault(engine.hardware_class if self._apart else "", {})
+                group = groups.setdefault((engine.proxy, engine.hardware_class if self._apart else ""), {})
                 group.setdefault(_device(engine), []).append(engine)
         return groups
 
@@ -115,11 +119,12 @@ class HotWatch(Looking):
         return Reading(device, engines[0].hardware_class, now - age_s, mean, trajectories)
 
     async def _order(self, migration: Migration, devices: Devices) -> None:
+        proxy = self._engines.proxy_of(devices[migration.source][0])
         for order in _orders(migration, devices):
             if not self._authority.leads():
                 log.warning("nothing is moved from %s: it is uncertain whether this process leads", order.source)
                 return
-            moving = await self._node.ask(self._proxy, order, Moving, timeout_s=TIMEOUT_S, retries=RETRIES)
+            moving = await self._node.ask(proxy, order, Moving, timeout_s=TIMEOUT_S, retries=RETRIES)
             if moving.refused:
                 log.info("nothing is moved from %s to %s: %s", order.source, order.target, moving.refused)
             else:

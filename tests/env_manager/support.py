@@ -310,7 +310,7 @@ async def world(
         made.pool = ScriptedPool(await worker_node.spawn(lambda: made.worker, "worker"))
         peers = made.peers = Peers(
             coordinator=await node.spawn(lambda: made.coordinator, "coordinator"),
-            proxy=await node.spawn(lambda: made.proxy, "proxy"),
+            proxies=await node.spawn(lambda: made.proxy, "proxy"),
             reward=await services.spawn(lambda: made.reward, "reward"),
             store=await services.spawn(lambda: made.store, "store"),
         )

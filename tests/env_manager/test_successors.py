@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.core import Node
+from actors.core import Node, Ref
 from actors.core.leader import Leader
+from actors.env.proxies import Proxies
+from actors.proxy.messages import ProxySet, ServingProxy
 from bus import virtual_time
 from bus.simulated import Link, SimulatedNetwork
 from tests.env_manager.support import (
@@ -20,6 +22,11 @@ from tests.env_manager.support import (
 from tests.support.loops import run, until
 
 
+def only(ref: Ref) -> ProxySet:
+    """This one alone."""
+    return ProxySet([ServingProxy(ref)])
+
+
 async def ended(made: World, count: int) -> list[tuple[str, str, str]]:
     await until(lambda: len(made.outcomes) == count)
     return sorted((each.ticket, each.state, each.reason) for each in made.outcomes)
@@ -32,7 +39,7 @@ def test_what_a_proxy_was_asked_its_successor_is_asked_too() -> None:
             made.start("t1", "t2")
             await until(lambda: len(made.proxy.held) == 2)
             successor = ScriptedProxy(Faults())
-            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.peers.proxies.follow(only(await made.worker_node.spawn(lambda: successor, "proxy")))
             assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
             first = {request.request_id: list(request.prompt) for request in made.proxy.requests}
             again = {request.request_id: list(request.prompt) for request in successor.requests}
@@ -55,7 +62,7 @@ def test_what_a_successor_was_asked_has_its_whole_time_there() -> None:
             await asyncio.sleep(4.0)
             successor = ScriptedProxy(Faults())
             successor.holds = lambda request: True
-            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.peers.proxies.follow(only(await made.worker_node.spawn(lambda: successor, "proxy")))
             await until(lambda: len(successor.held) == 2)
             await asyncio.sleep(4.0)  # 8 s after they were asked first
             assert made.outcomes == []
@@ -76,7 +83,7 @@ def test_a_turn_waits_for_a_successors_engines_to_start_and_to_get_their_version
             await until(lambda: len(made.proxy.held) == 1)
             successor = ScriptedProxy(Faults())
             successor.holds = lambda request: True
-            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.peers.proxies.follow(only(await made.worker_node.spawn(lambda: successor, "proxy")))
             made.start("t3")
             await until(lambda: len(successor.held) == 2)
             await asyncio.sleep(300.0)
@@ -97,12 +104,12 @@ def test_a_turn_waits_for_a_proxy_as_long_as_its_successor_may_take() -> None:
             first.holds = lambda request: True
             async with Node("proxy-1", transport=network.join("proxy-1")) as node:
                 ref = await node.spawn(lambda: first, "proxy")
-                made.peers.proxy = Leader(ref, patience_s=60.0, late_is_gone=False)
+                made.peers.proxies = Proxies(only(ref), patience_s=60.0)
                 made.start("t1", "t2")
                 await until(lambda: len(first.held) == 2)
             await asyncio.sleep(30.0)  # it was let go, and nobody is there yet
             assert made.outcomes == []
-            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.peers.proxies.follow(only(await made.worker_node.spawn(lambda: successor, "proxy")))
             assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
             assert {request.request_id for request in first.requests} == {"t1/0", "t2/0"}
 
@@ -115,7 +122,7 @@ def test_who_is_asked_for_nothing_is_not_asked_again() -> None:
             made.start("t1")
             await ended(made, 1)
             successor = ScriptedProxy(Faults())
-            made.peers.proxy.follow(await made.worker_node.spawn(lambda: successor, "proxy"))
+            made.peers.proxies.follow(only(await made.worker_node.spawn(lambda: successor, "proxy")))
             made.start("t2")
             assert await ended(made, 2) == [("t1", "stored", ""), ("t2", "stored", "")]
             assert [request.request_id for request in successor.requests] == ["t2/0", "t2/1", "t2/2"]

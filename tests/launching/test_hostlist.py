@@ -53,8 +53,8 @@ def test_a_map_that_says_nothing_useful_is_refused(text: str, reason: str) -> No
         ("hosts: [{host: a, roles: [coordinator]}, {host: b}]", "no host has the role proxy"),
         (
             "hosts:\n- {host: a, roles: [coordinator, proxy, env, reward, trainer, weightsync]}\n"
-            "- {host: b, roles: [proxy]}",
-            "the role proxy can be on one host, found it on 2",
+            "- {host: b, roles: [proxy, reward]}",
+            "the role reward can be on one host, found it on 2",
         ),
         (
             "hosts:\n- {host: a, roles: [proxy, env, reward, trainer, weightsync]}\n- {host: b, roles: [coordinator]}",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bus.message import NodeAddress
 from coordinator.job import Job
-from coordinator.messages import ROLES, Role
+from coordinator.messages import ROLES, SEVERAL, Role
 from coordinator.muster import Member, NoHolder, fittest, host_of, muster
 from hwprobe import AffinityMap, Device
 from hwprobe.roofline import Kind
@@ -66,9 +66,12 @@ def test_a_spare_without_a_role_comes_before_one_that_has_been_given_one() -> No
     assert muster(members, (), JOB)["z"] == ["proxy"]
 
 
-def test_env_hosts_stay_several_and_any_other_role_has_one_holder() -> None:
-    members = [member("a", "proxy", "env"), member("b", "proxy", "env", "reward", "trainer", "weightsync")]
-    assert muster(members, (), JOB) == {"a": ["proxy", "env"], "b": ["env", "reward", "trainer", "weightsync"]}
+def test_env_hosts_and_proxies_stay_several_and_any_other_role_has_one_holder() -> None:
+    members = [member("a", "proxy", "env", "reward"), member("b", "proxy", "env", "reward", "trainer", "weightsync")]
+    assert muster(members, (), JOB) == {
+        "a": ["proxy", "env", "reward"],
+        "b": ["proxy", "env", "trainer", "weightsync"],
+    }
 
 
 def test_a_host_in_quarantine_has_no_role_and_is_no_spare() -> None:
@@ -132,6 +135,6 @@ def test_every_role_has_a_holder_and_the_order_of_coming_does_not_matter(
     answer = muster(members, hosts, JOB)
     assert muster(mixed, hosts, JOB) == answer
     holders = {role: [node for node, has in answer.items() if role in has] for role in ROLES}
-    assert all(len(holders[role]) == 1 for role in ROLES if role != "env")
-    assert holders["env"]
+    assert all(len(holders[role]) == 1 for role in ROLES if role not in SEVERAL)
+    assert all(holders[role] for role in SEVERAL)
     assert not any(answer[node] for node in hosts & answer.keys())

@@ -117,9 +117,9 @@ def test_without_a_spare_the_last_env_host_is_missed_by_name() -> None:
 def test_a_role_has_one_holder_and_whoever_asks_for_it_then_is_a_spare() -> None:
     async def scenario() -> None:
         async with cluster(rules(alpha=0, groups=1)) as made:
-            first, second = Joined(made, "proxy-1"), Joined(made, "proxy-2")
-            assert (await first.join(made, ["proxy"])).roles == ["proxy"]
-            assert (await second.join(made, ["proxy", "env"])).roles == ["env"]
+            first, second = Joined(made, "reward-1"), Joined(made, "reward-2")
+            assert (await first.join(made, ["reward", "proxy"])).roles == ["reward", "proxy"]
+            assert (await second.join(made, ["reward", "proxy", "env"])).roles == ["proxy", "env"]
             await first.close()
             await second.close()
 
@@ -278,16 +278,16 @@ def elsewhere(name: str, *roles: Role) -> Join:
 def test_whoever_was_told_its_roles_has_them_and_nobody_else_before_it_comes() -> None:
     async def scenario() -> None:
         async with cluster(rules(alpha=0, groups=1)) as made:
-            casting, proxy = made.coordinator.roster.casting, elsewhere("proxy-1", "proxy")
+            casting, reward = made.coordinator.roster.casting, elsewhere("reward-1", "reward")
             now = [0.0]
             casting.book = HostBook(clock=lambda: now[0])
             for now[0] in (20.0, 40.0, 60.0):
-                casting.book.fell("failed", "proxy-1", "proxy-1", ["proxy"], "no engine is left")
-            assert list(casting.book.barred()) == ["proxy-1"]
-            casting.expect([proxy])
-            assert casting.roles_for(elsewhere("proxy-2", "proxy", "env"), []) == ["env"]
-            assert casting.roles_for(proxy, []) == ["proxy"]
-            assert casting.roles_for(proxy, []) == []  # it comes once more, by itself
+                casting.book.fell("failed", "reward-1", "reward-1", ["reward"], "no worker is left")
+            assert list(casting.book.barred()) == ["reward-1"]
+            casting.expect([reward])
+            assert casting.roles_for(elsewhere("reward-2", "reward", "env"), []) == ["env"]
+            assert casting.roles_for(reward, []) == ["reward"]
+            assert casting.roles_for(reward, []) == []  # it comes once more, by itself
 
     run(scenario())
 

@@ -15,6 +15,7 @@ from actors.proxy.costs import HELD_S
 from actors.proxy.messages import Assign, CostsState, DescribeCosts, UndoMapping
 from actors.proxy.proxy import LLMProxy
 from bus.virtual_time import run
+from coordinator.engines import Engines
 from coordinator.job import JobError, convert
 from coordinator.resources.advisor import EngineAdvisor, NoAnswer
 from coordinator.resources.mapper import COST_FILE, Mapper, known_costs
@@ -48,8 +49,12 @@ async def described(made: Town) -> CostsState:
     return await made.node.ask(made.proxy.ref, DescribeCosts(), timeout_s=30.0)
 
 
+def engines_of(made: Town) -> Engines:
+    return Engines(made.node, lambda: [made.proxy.ref])
+
+
 def mapper(made: Town, mapping: TaskMapping, file: Path, said: list[str]) -> Mapper:
-    return Mapper(made.node, made.proxy.ref, mapping, declared=WRONG, file=file, say=said.append)
+    return Mapper(made.node, engines_of(made), mapping, declared=WRONG, file=file, say=said.append)
 
 
 def played_by(made: Town, domain: str, since: float) -> Counter[str]:
@@ -116,7 +121,9 @@ def test_a_proxys_successor_begins_with_the_mapping_and_the_hold_of_the_one_befo
             for shares in (first, second):
                 await made.node.ask(made.proxy.ref, Assign(shares, "learned"), timeout_s=30.0)
             await made.node.ask(made.proxy.ref, UndoMapping(), timeout_s=30.0)
-            mapped = mapper(made, Learned(), tmp_path / COST_FILE, said)
+            there = [made.proxy.ref]
+            engines = Engines(made.node, lambda: there)
+            mapped = Mapper(made.node, engines, Learned(), declared=WRONG, file=tmp_path / COST_FILE, say=said.append)
             made.node.background(mapped.run())
             await asyncio.sleep(60.0)
             before = await described(made)
@@ -124,7 +131,7 @@ def test_a_proxys_successor_begins_with_the_mapping_and_the_hold_of_the_one_befo
             successor.fleet = Fleet()
             ref = await made.node.spawn(lambda: successor, "successor", restarts=0)
             await asyncio.sleep(5.0)  # in which there is none
-            mapped.follow(ref)
+            there[:] = [ref]
             await asyncio.sleep(10.0)
             assert said == ["the proxy's successor goes on with mapping 2: math to H20"]
             after = await made.node.ask(ref, DescribeCosts(), timeout_s=30.0)
@@ -143,7 +150,7 @@ def test_an_engine_of_the_run_is_asked_for_advice_and_what_it_says_is_not_believ
             for name in CLASSES:
                 await made.serve(name)
             begin(made, games=6, math=6)
-            engine = EngineAdvisor(made.proxy.ref, TextFraming(ByteTokenizer()), 100_000)
+            engine = EngineAdvisor(engines_of(made), TextFraming(ByteTokenizer()), 100_000)
             await made.node.spawn(lambda: engine, "advisor")
             advisor = Advisor(engine.ask, every=5)
             made.node.background(mapper(made, advisor, tmp_path / COST_FILE, said).run())
@@ -155,7 +162,7 @@ def test_an_engine_of_the_run_is_asked_for_advice_and_what_it_says_is_not_believ
             costs = await described(made)
             assert set(costs.state.tasks) == {"games", "math"}, "nothing is learned from advice"
 
-            tight = EngineAdvisor(made.proxy.ref, TextFraming(ByteTokenizer()), 100)
+            tight = EngineAdvisor(engines_of(made), TextFraming(ByteTokenizer()), 100)
             await made.node.spawn(lambda: tight, "tight")
             with pytest.raises(NoAnswer, match="the question has 200 tokens, and engines hold 100"):
                 await tight.ask("x" * 200)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from actors.core import Node, Ref
 from actors.env.framing import Framing, TextFraming
 from actors.env.tokenizers import ByteTokenizer
 from actors.policy import Policy
+from coordinator.engines import Engines
 from coordinator.job import Job, convert
 from coordinator.resources import mappings
 from coordinator.resources.mappings import mapping_of
@@ -21,11 +21,10 @@ from hwprobe.mapping import Declared, Learned, TaskMapping
 from tests.support.loops import run
 
 
-async def made_for(job: Job, warnings: list[str]) -> tuple[TaskMapping, list[Callable[[Ref], object]]]:
-    moved: list[Callable[[Ref], object]] = []
+async def made_for(job: Job, warnings: list[str]) -> TaskMapping:
     async with Node("control") as node:
-        proxy = Ref(node.address, "proxy")
-        return await mapping_of(job, node, proxy, moved=moved.append, warn=warnings.append), moved
+        engines = Engines(node, lambda: [Ref(node.address, "proxy")])
+        return await mapping_of(job, node, engines, warn=warnings.append)
 
 
 def job(mapping: str, policy: Path | None = None) -> Job:
@@ -37,17 +36,14 @@ def test_a_job_gets_the_mapping_that_it_asks_for() -> None:
     kinds = {"declared": Declared, "learned": Learned, "advised": Advisor}
     for name, kind in kinds.items():
         warnings: list[str] = []
-        found, moved = run(made_for(job(name), warnings))
-        assert isinstance(found, kind)
-        assert (len(moved), warnings) == (name == "advised", [])
+        assert isinstance(run(made_for(job(name), warnings)), kind)
+        assert warnings == []
 
 
 def test_where_the_tokenizer_cannot_be_read_the_mapping_is_learned_and_that_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     warnings: list[str] = []
-    found, moved = run(made_for(job("advised", tmp_path), warnings))
-    assert isinstance(found, Learned)
-    assert moved == []
+    assert isinstance(run(made_for(job("advised", tmp_path), warnings)), Learned)
     assert len(warnings) == 1
     assert "the mapping is learned instead" in warnings[0]
     assert str(tmp_path) in warnings[0]
@@ -68,7 +64,6 @@ def test_the_loop_goes_on_while_the_tokenizer_is_read(monkeypatch: pytest.Monkey
         making = asyncio.create_task(made_for(job("advised"), warnings))
         await asyncio.sleep(0.05)
         may_end.set()
-        found, _ = await making
-        assert (isinstance(found, Advisor), warnings) == (True, [])
+        assert (isinstance(await making, Advisor), warnings) == (True, [])
 
     run(story())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from coordinator.engines import Engines
 from coordinator.resources.rebinder import Rebinder
 from coordinator.resources.rebinding import Marks
 from tests.proxy.support import LIMITS, world
@@ -25,7 +26,14 @@ def test_a_task_moves_to_the_calm_pool_and_its_next_requests_go_there() -> None:
             for number in range(LIMITS.max_sequences - 1):
                 assert await made.add(f"m{number}", domain="math") == "e20"
             assert await made.add("w0", domain="web") == "e20"
-            rebinder = Rebinder(made.node, made.proxy.ref, DECLARED, say=said.append, marks=QUICK, look_every_s=0.02)
+            rebinder = Rebinder(
+                made.node,
+                Engines(made.node, lambda: [made.proxy.ref]),
+                DECLARED,
+                say=said.append,
+                marks=QUICK,
+                look_every_s=0.02,
+            )
             running = asyncio.create_task(rebinder.run())
             await until(lambda: said)
             assert said == ["web goes to H800 instead of H20: H20 is full (load 1.00), H800 is calm (load 0.00)"]
@@ -49,7 +57,9 @@ def test_where_all_engines_are_alike_nothing_moves_and_it_goes_on_looking() -> N
         async with world({"a": "H20", "b": "H20"}, DECLARED) as made:
             for name in ("a", "b"):
                 await made.serve(name)
-            rebinder = Rebinder(made.node, made.proxy.ref, DECLARED, say=said.append, look_every_s=0.02)
+            rebinder = Rebinder(
+                made.node, Engines(made.node, lambda: [made.proxy.ref]), DECLARED, say=said.append, look_every_s=0.02
+            )
             running = asyncio.create_task(rebinder.run())
             await asyncio.sleep(0.3)
             assert (running.done(), said) == (False, [])

@@ -35,6 +35,7 @@ from actors.proxy.messages import (
 from actors.proxy.proxy import LLMProxy
 from bus.message import NodeAddress
 from bus.simulated import Link, SimulatedNetwork, SimulatedTransport
+from coordinator.engines import Engines
 from coordinator.scheduling.hotwatch import HotWatch
 from hwprobe.cost import ModelSize, device_cost
 
@@ -197,7 +198,8 @@ class Town:
     def watch(self) -> asyncio.Task[None]:
         loop = asyncio.get_running_loop()
         told = self.said
-        watch = HotWatch(self.node, self.proxy.ref, apart=False, say=lambda text: told.append((loop.time(), text)))
+        engines = Engines(self.node, lambda: [self.proxy.ref])
+        watch = HotWatch(self.node, engines, apart=False, say=lambda text: told.append((loop.time(), text)))
         return self.node.background(watch.run())
 
     async def go_on(self, seconds: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.core import Actor, Node, Ref
+from actors.proxy.messages import ProxySet
 from bus.message import DeadlineExceeded
 from bus.virtual_time import run
 from coordinator.allegiance import Allegiance
@@ -55,12 +56,15 @@ class Part:
         self.moved: list[str] = []
         self.ended = ""
         self.node: Node
+        self.ref: Ref
 
     async def join(self) -> Welcome:
         self.node = Node(self.name, transport=self._made.network.join(self.name))
         self._made.nodes[self.name] = self.node
         self._allegiance = Allegiance(self._end)
-        for role in ("proxy", "reward", "trainer", "weightsync"):
+        self.proxies: list[str] = []
+        self._allegiance.proxies.on_change(self._others)
+        for role in ("reward", "trainer", "weightsync"):
             self._allegiance.on_moved(role, lambda ref: self.moved.append(f"{ref.actor}@{ref.node.name}"))
         await self.node.spawn(lambda: self._allegiance, MEMBER, restarts=0)
         join = Join(self.node.address, [self.role], 1, b"{}")
@@ -68,9 +72,17 @@ class Part:
         self._allegiance.joined(join, self._made.ref, silence_s=20.0, takeover_s=30.0)
         return welcome
 
+    def _others(self, found: ProxySet) -> None:
+        self.proxies = [member.ref.node.name for member in found.members]
+
     async def announce(self) -> None:
-        ref = await self.node.spawn(Actor, self.role)
-        await self.node.ask(self._made.ref, Announce(self.role, ref), Announced, timeout_s=30.0)
+        self.ref = await self.node.spawn(Actor, self.role)
+        await self.node.ask(self._made.ref, Announce(self.role, self.ref), Announced, timeout_s=30.0)
+
+    async def serves(self, places: int) -> None:
+        """Of a proxy."""
+        announce = Announce("proxy", self.ref, serving={"CPU": places})
+        await self.node.ask(self._made.ref, announce, Announced, timeout_s=30.0)
 
     def _end(self, why: object) -> None:
         self.ended = str(why)
@@ -131,8 +143,9 @@ def test_a_role_goes_from_one_node_to_another_between_two_steps_and_all_are_told
         found = built.made.coordinator.roster.has(role)
         assert found is not None
         assert found.node == new.node.address
-        others = [part.moved for part in built.parts.values() if part not in (old, new)]
-        assert others == [[f"{role}@{role}-2"]] * 3
+        others = [part for part in built.parts.values() if part not in (old, new)]
+        assert [part.moved for part in others] == [[] if role == "proxy" else [f"{role}@{role}-2"]] * 3
+        assert [part.proxies for part in others] == [["proxy-2" if role == "proxy" else "proxy-1"]] * 3
         assert built.failed == []
 
     town(scenario)
@@ -154,7 +167,7 @@ def test_a_trainers_successor_begins_at_the_checkpoint_and_keeps_the_store() -> 
 
 def test_a_role_that_somebody_has_is_given_to_nobody_else() -> None:
     async def scenario(built: Town) -> None:
-        assert (await Part(built.made, "proxy-2", "proxy").join()).roles == []
+        assert (await Part(built.made, "reward-2", "reward").join()).roles == []
 
     town(scenario)
 

@@ -18,6 +18,7 @@ from actors.proxy.engines.protocol import GenerateRequest
 from actors.proxy.messages import Accepted, Add, DescribeProxy, EngineState, MoveTrajectories, Moving, ProxyState
 from bus.simulated import Link, SimulatedNetwork
 from bus.virtual_time import run
+from coordinator.engines import Engines
 from coordinator.leadership import SOLE, Authority
 from coordinator.scheduling.hotspots import COOL, HOT, KEEP_S
 from coordinator.scheduling.hotwatch import HotWatch
@@ -251,7 +252,8 @@ def ordered(
         async with Node("control", transport=SimulatedNetwork(seed=0).join("control")) as node:
             proxy = ScriptedProxy(engines)
             ref = await node.spawn(lambda: proxy, "proxy")
-            watch = HotWatch(node, ref, apart=apart, say=lambda text: None, authority=authority)
+            engines_of_it = Engines(node, lambda: [ref])
+            watch = HotWatch(node, engines_of_it, apart=apart, say=lambda text: None, authority=authority)
             running = node.background(watch.run())
             await asyncio.sleep(seconds)
             running.cancel()
@@ -322,10 +324,11 @@ def test_one_engine_has_nowhere_to_give_to_until_another_proxy_brings_more() -> 
     async def main() -> None:
         async with Node("control", transport=SimulatedNetwork(seed=0).join("control")) as node:
             alone, both = ScriptedProxy([HOT_ONE]), ScriptedProxy([HOT_ONE, COOL_ONE])
-            watch = HotWatch(node, await node.spawn(lambda: alone, "proxy-1"), apart=False, say=lambda text: None)
+            there = [await node.spawn(lambda: alone, "proxy-1")]
+            watch = HotWatch(node, Engines(node, lambda: there), apart=False, say=lambda text: None)
             running = node.background(watch.run())
             await asyncio.sleep(14.0)
-            watch.follow(await node.spawn(lambda: both, "proxy-2"))
+            there[:] = [await node.spawn(lambda: both, "proxy-2")]
             await asyncio.sleep(14.0)
             running.cancel()
             assert (alone.orders, both.orders) == ([], [("e0", "e1", 7)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from actors.core import Ref
-from actors.proxy.messages import Suspend
+from actors.proxy.messages import ProxySet, ServingProxy, Suspend
 from actors.telemetry import Spans
 from actors.weightsync import sync as sync_module
 from actors.weightsync.manifest import Manifest, TensorFact
@@ -58,7 +58,7 @@ class SyncWorld:
 @asynccontextmanager
 async def sync_world(*engines: str) -> AsyncIterator[SyncWorld]:
     async with world(list(engines)) as made:
-        actor = WeightSync(made.proxy.ref, Spans("weightsync"))
+        actor = WeightSync(Spans("weightsync"))
         weightsync = await made.node.spawn(lambda: actor, "weightsync")
         made.proxy.introduce(weightsync)
         for name in engines:
@@ -265,7 +265,10 @@ def test_the_engines_of_a_proxy_that_has_a_successor_are_gone_until_that_one_say
     async def test() -> None:
         async with sync_world("e0") as world_:
             await world_.publish(1)
-            world_.actor.follow(world_.made.proxy.ref)  # it stands for its own successor here
+            proxy = world_.made.proxy.ref
+            world_.actor.follow(ProxySet([ServingProxy(proxy)]))
+            assert list(await world_.states()) == ["e0"]
+            world_.actor.follow(ProxySet([ServingProxy(Ref(proxy.node, "another"))]))
             state = await world_.made.node.ask(world_.weightsync, DescribeWeights(), timeout_s=10)
             assert (state.ordered, state.proven) == (1, [])
             assert (await world_.publish(2)).engines == []

@@ -23,7 +23,6 @@ from actors.env.agents.session import Generate, Rules, Session
 from actors.env.episode import Episode, Lost
 from actors.env.messages import AgentDone, RunAgent
 from actors.env.peers import Hands, Peers, Workers
-from actors.proxy.messages import TrajectoryEnded
 from actors.settings import AgentSettings
 from bus.message import DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
@@ -125,7 +124,7 @@ class Agents:
             raise
         finally:
             sessions.close(key, how)
-            self._peers.proxy.tell(self._hands.node, TrajectoryEnded(episode.ticket.id, whole))
+            self._peers.proxies.ended(self._hands.node, episode.ticket.id, whole=whole)
         if not episode.recorder.turns:
             raise Lost("agent_asked_nothing", f"{_who(episode)}: its agent returned without asking the endpoint")
         episode.env_return, episode.metrics = result.reward, dict(result.metrics)
