@@ -2,7 +2,8 @@
 
 Invariant: the cost model is fed with every request and every engine's report, whatever the mapping is; shares that were
 ordered hold until the next order, and each order can be taken back, in the reverse of the order in which they came. A
-proxy's successor begins with all of it: what was learned, the shares, the orders, and a person's hold.
+proxy's successor begins with all of it: what was learned, the shares, the orders, a person's hold, and the classes that
+tasks were moved to.
 
 A new trajectory goes to the class that is furthest behind its share of the task's trajectories; it stays there with its
 prefix as long as the class has a share of the task at all. Tasks without shares go to the class that is declared.
@@ -115,6 +116,7 @@ class Costs:
             held_s=max(0.0, self._held_until - now),
             now_s=now,
             number=self._number,
+            preferred=dict(self._affinity),
         )
 
     def inherit(self, costs: CostsState, age_s: float, now: float) -> bool:
@@ -127,6 +129,7 @@ class Costs:
         self._number = costs.number
         if costs.held_s > age_s:
             self._held_until = now + costs.held_s - age_s
+        self._affinity |= costs.preferred
         self._apportionment.order(costs.shares)
         self._model.inherit(costs.state)
         return True

@@ -154,6 +154,7 @@ class CostsState(msgspec.Struct, frozen=True, kw_only=True):
     held_s: float  # for so long nothing but a person changes the mapping
     now_s: float  # by the proxy's clock
     number: int = 0  # of the last order there was, taken back or not
+    preferred: dict[str, str] = {}  # task or "default" -> class: as declared, or moved since (``Prefer``)
 
 
 class DescribeCosts(Message[CostsState], frozen=True):

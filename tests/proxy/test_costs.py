@@ -80,6 +80,7 @@ def test_a_successor_goes_on_with_shares_orders_and_a_persons_hold_by_its_own_cl
     before.assign(Assign(first, "learned", "cheaper"), 900.0)
     before.assign(Assign(second, "learned"), 950.0)
     before.undo(980.0)
+    before.prefer("web", "H800")
     for number in range(SEEN):
         before.asked("math", f"t{number}", 300, 900.0, 0)
         before.answered(f"t{number}", 50, 901.0)
@@ -89,6 +90,7 @@ def test_a_successor_goes_on_with_shares_orders_and_a_persons_hold_by_its_own_cl
     assert (found.shares, found.number, found.held_s) == (first, 2, HELD_S - 20.0 - 30.0)
     assert [(order.number, order.at_s) for order in found.orders] == [(1, 5.0 - 130.0)]
     assert found.state.tasks["math"].prompt == 300
+    assert [after.preferred(task, None, BOTH) for task in ("web", "games")] == ["H800", "H20"]
     assert "a person took" in after.assign(Assign(second, "learned"), 6.0).refused
     assert after.undo(7.0) == Assigned(1, {})
     assert not after.inherit(described, 31.0, 8.0), "once"
