@@ -145,6 +145,26 @@ def test_the_proxy_learns_from_requests_answers_and_engines_reports() -> None:
     run(story())
 
 
+def test_ordered_shares_are_obeyed_until_a_class_is_full_and_what_goes_elsewhere_is_counted() -> None:
+    """Four places an engine: of six, two and four; then one more finds its class full."""
+
+    async def story() -> None:
+        async with world({"e20": "H20", "e800": "H800"}, {"default": "H800"}) as made:
+            for name in ("e20", "e800"):
+                await made.serve(name)
+            shares = {"math": {"H20": 2 / 3, "H800": 1 / 3}}
+            await made.node.ask(made.proxy.ref, Assign(shares, "learned"), timeout_s=5.0)
+            went = [await made.add(f"t{number}/0", domain="math") for number in range(6)]
+            assert Counter(went) == {"e20": 4, "e800": 2}
+            assert "affinity_fallbacks" not in (await made.describe()).counters
+            await made.node.ask(made.proxy.ref, Assign({"math": {"H20": 1.0}}, "learned"), timeout_s=5.0)
+            assert await made.add("late/0", domain="math") == "e800"
+            counters = (await made.describe()).counters
+            assert (counters["affinity_fallbacks"], counters["affinity_fallbacks_full"]) == (1, 1)
+
+    run(story())
+
+
 def test_an_answer_that_is_told_after_the_trajectory_has_ended_is_learned_from() -> None:
     """As engines tell: up to 50 ms after whoever asked has the answer."""
 

@@ -258,6 +258,9 @@ def test_the_decision_is_that_of_a_scan_whatever_has_happened(
         )
         expected = scan(engines, need, rates, preferred=preferred, holder=holder, cached=cached, barred=barred)
         assert (None if choice is None else choice.engine.name) == expected
+        if choice is not None and choice.engine.full and choice.engine is not holder:
+            able = [one for group in pool.groups() for one in engines if one.kind == group.kind and one.name != barred]
+            assert all(one.full for one in able), "nobody waits while an engine of whatever class has room"
     for engine in engines:
         for id_ in list(engine.in_flight):
             engine.take(id_)
