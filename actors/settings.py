@@ -21,6 +21,8 @@ class AgentSettings(Settings, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0  # 0 is any
     timeout_s: float = 600.0  # deadline of one session, from its start to the agent's result
     tool_calls: Literal["hermes", "line"] = "hermes"  # how the policy writes them (actors.env.agents.tool_calls)
+    guests: int = 0  # sessions at once that no ticket starts, of whoever has the token (actors.env.agents.guests)
+    guest_idle_s: float = 600.0  # one of them ends when nothing was asked of it for so long
     ignore: tuple[str, ...] = ()  # parameters that agents may send and that then change nothing, such as temperature
 
 

@@ -207,6 +207,10 @@ def _check_mix(job: Job) -> None:
 def _check_agent(agent: AgentSettings, *, trusted: bool) -> None:
     if not 0 < agent.timeout_s < math.inf:
         raise JobError(f"environment.agent.timeout_s: expected a number above 0, found {agent.timeout_s}")
+    if agent.guests < 0:
+        raise JobError(f"environment.agent.guests: expected 0 or more, found {agent.guests}")
+    if not 0 < agent.guest_idle_s < math.inf:
+        raise JobError(f"environment.agent.guest_idle_s: expected a number above 0, found {agent.guest_idle_s}")
     try:
         loopback = agent.host == "localhost" or ip_address(agent.host).is_loopback
     except ValueError:

@@ -172,6 +172,10 @@ class Pipeline:
         await self._ready_engines()
         return await self._evaluation.play(tickets, told)
 
+    async def ready(self) -> int:
+        """Only bring the weights to the engines; returns their version."""
+        return await self._ready_engines()
+
     async def _begin(self) -> int:
         """Bring the first version to all engines, then let rollouts start."""
         version = await self._ready_engines()

@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 10.0
 SERVING_RETRIES = 5
+GUESTS = "sessions"
+"""Directory of a run: how guests come in, and what they were answered (``actors.env.agents.guests``)."""
 GPU_SHARE = "ROLLART_GPU_SHARE"
 """As in ``actors.gpu_memory``, which needs torch."""
 PARENT_SILENCES = 3.0
@@ -282,7 +284,7 @@ async def start_env(context: RoleContext) -> None:
         reward=await context.office("reward"),
         store=await context.office("trainer"),
     )
-    sessions, endpoint = _agents(job, tokenizer)
+    sessions, endpoint = _agents(job, tokenizer, context.run_directory)
     host = EnvHost(
         job.environment,
         job.rollout,
@@ -298,7 +300,9 @@ async def start_env(context: RoleContext) -> None:
     await context.announce("env", ref, places=number(job.environment.concurrent))
 
 
-def _agents(job: Job, tokenizer: ByteTokenizer | HuggingFaceTokenizer) -> tuple[Sessions, Endpoint] | tuple[None, None]:
+def _agents(
+    job: Job, tokenizer: ByteTokenizer | HuggingFaceTokenizer, run_directory: Path
+) -> tuple[Sessions, Endpoint] | tuple[None, None]:
     """What agents ask, where the job's environment is one."""
     settings = job.environment.agent
     if settings is None:
@@ -313,7 +317,8 @@ def _agents(job: Job, tokenizer: ByteTokenizer | HuggingFaceTokenizer) -> tuple[
         max_model_len=number(job.rollout.max_model_len),
         vocabulary=policy_facts(job).vocab_size,
     )
-    return Sessions(settings, rules, Renderer(tokenizer, settings.tool_calls)), HttpEndpoint()
+    renderer = Renderer(tokenizer, settings.tool_calls)
+    return Sessions(settings, rules, renderer, run_directory / GUESTS), HttpEndpoint()
 
 
 async def _worker_pool(context: RoleContext, kind: str, actor: str, role: Role) -> WorkerPool:

@@ -156,6 +156,13 @@ def write_records(path: Path, trajectories: Iterable[Trajectory]) -> int:
     return size
 
 
+def append_record(path: Path, trajectory: Trajectory) -> None:
+    """Add one to a file of records, which is made where it is missing. Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write((b"" if file.tell() else _FILE_HEAD) + _record(trajectory))
+
+
 def _records_begin(path: Path, head: Frame) -> int:
     """Where they do, in a file that begins so. Raises ``StoreCorrupt``."""
     if len(head) < len(_FILE_HEAD) or bytes(head[: len(_MAGIC)]) != _MAGIC:  # a torn head is like no record

@@ -11,8 +11,9 @@ import contextlib
 import io
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ from coordinator.run import Run
 from hwprobe import build_affinity_map, probe
 
 Told = Callable[[Outcome], None]
+Program = Callable[[Pipeline, Path], Coroutine[Any, Any, str]]
+"""What such a run does once every part is up, with its directory; returns how it ended."""
 
 
 class Interrupted(RuntimeError):
@@ -59,8 +62,21 @@ class Player:
         told: Told | None = None,
         keep: Callable[[Path], None] | None = None,
     ) -> list[Outcome]:
-        """Run the tickets under the policy's weights; ``told`` hears of each outcome, and ``keep`` may look into the
-        run's directory before it is gone, however it ended. Raises ``PlayFailed`` or ``Interrupted``."""
+        """Run the tickets under the policy's weights; ``told`` hears of each outcome. Otherwise like ``run``."""
+        outcomes: list[Outcome] = []
+
+        async def program(pipeline: Pipeline, directory: Path) -> str:
+            outcomes.extend(await pipeline.held_out(tickets, told))
+            return "played"
+
+        self.run(program, len(tickets), say, keep=keep)
+        return outcomes
+
+    def run(
+        self, program: Program, places: int, say: Callable[[str], None], *, keep: Callable[[Path], None] | None = None
+    ) -> None:
+        """Start a run with so many places for trajectories, without training; ``keep`` may look into its directory
+        before it is gone, however it ended. Raises ``PlayFailed`` or ``Interrupted``."""
         with (
             tempfile.TemporaryDirectory(prefix="rollart-") as base,
             RunDirectory.create(Path(base), self.job.name) as scratch,
@@ -68,7 +84,7 @@ class Player:
             configure_logging(CONTROL, scratch.logs, job=self.job.name)
             handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
-                return asyncio.run(self._play(tickets, scratch, say, told))
+                asyncio.run(self._run(program, places, scratch, say))
             finally:
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # whoever shows what came of it may be interrupted as usual
@@ -76,17 +92,9 @@ class Player:
                 if keep is not None:
                     keep(scratch.path)
 
-    async def _play(
-        self, tickets: list[Ticket], scratch: RunDirectory, say: Callable[[str], None], told: Told | None
-    ) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-
-        async def program(pipeline: Pipeline) -> str:
-            outcomes.extend(await pipeline.held_out(tickets, told))
-            return "played"
-
+    async def _run(self, program: Program, places: int, scratch: RunDirectory, say: Callable[[str], None]) -> None:
         affinity = build_affinity_map(probe())
-        job, placement = resolve(_small(self.job, len(tickets)), affinity)
+        job, placement = resolve(_small(self.job, places), affinity)
         job = _no_more_than_engines_take(job)
         scratch.write_job(job)
         policy_directory(job, scratch.path)
@@ -103,12 +111,12 @@ class Player:
         words = io.StringIO()
         with contextlib.closing(PlainProgress(job.train.steps, words)) as progress:
             say(f"starting engines with version {self.version} ...")
-            status = await Run(launch, scratch, progress, program=program, saves=False).run()
+            run = Run(launch, scratch, progress, program=lambda pipeline: program(pipeline, scratch.path), saves=False)
+            status = await run.run()
         if status == 130:
             raise Interrupted("interrupted")
         if status:
             raise PlayFailed(_failure(words.getvalue()))
-        return outcomes
 
 
 class FinishedRun(Player):

@@ -40,11 +40,16 @@ def play(session: Session) -> Any:
     return playing[-1](session)
 
 
-def post(session: Session, path: str = CHAT, body: Any = ASK, *, key: str = "") -> tuple[int, Any]:
+def post(session: Session, path: str = CHAT, body: Any = ASK) -> tuple[int, Any]:
     """Status and JSON of an answer, errors included."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Authorization": f"Bearer {key or session.api_key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(session.base_url + path, data, headers)
+    return ask(session, "POST", path, body)
+
+
+def ask(session: Session, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    """The same, by any method."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {session.api_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(session.base_url + path, data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, json.load(answer)
@@ -99,9 +104,10 @@ async def world(
     max_turns: int = 20,
     max_model_len: int = 512,
     max_tokens: int = 4,
+    directory: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    """``settings``: of ``AgentSettings``."""
+    """``directory``: of guests; ``settings``: of ``AgentSettings``."""
     environment = EnvironmentSettings(
         name="tests.agents.support:play", max_turns=max_turns, agent=AgentSettings(**{"timeout_s": 10.0, **settings})
     )
@@ -134,7 +140,9 @@ async def world(
                 framing=TextFraming(ByteTokenizer()),
                 pool=made.pool,
                 peers=peers,
-                sessions=Sessions(environment.agent, rules, Renderer(ByteTokenizer(), environment.agent.tool_calls)),
+                sessions=Sessions(
+                    environment.agent, rules, Renderer(ByteTokenizer(), environment.agent.tool_calls), directory
+                ),
                 endpoint=HttpEndpoint(),
             )
             made.host = await node.spawn(lambda: host, "env", restarts=0)

@@ -325,7 +325,7 @@ def test_an_agent_that_reaches_its_bound_of_turns_is_told_and_may_still_say_how_
         ({"max_model_len": len("left or right?\nR\nand now?\nR\n")}, "context_length_exceeded"),
     ],
 )
-def test_an_agent_that_fails_over_being_cut_has_earned_nothing(settings: dict[str, int], cut: str) -> None:
+def test_an_agent_that_fails_over_being_cut_has_earned_nothing(settings: dict[str, Any], cut: str) -> None:
     async def test() -> None:
         async with world(asks(3), **settings) as made:
             made.start("t1")

@@ -21,6 +21,7 @@ COMMANDS = {
     "rollart-replay": "coordinator.commands.replay:main",
     "rollart-compare": "coordinator.commands.compare:main",
     "rollart-eval": "coordinator.commands.eval:main",
+    "rollart-serve": "coordinator.commands.serve:main",
     "rollart-play": "coordinator.commands.play:main",
     "rollart-admin": "coordinator.commands.admin:main",
     "rollart-support-bundle": "coordinator.commands.support_bundle:main",

@@ -10,13 +10,19 @@ does, and what goes wrong costs one trajectory, under a reason.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from actors.env.agents.asked import Refused
 from actors.env.agents.conversation import Renderer
+from actors.env.agents.guests import Guests
 from actors.env.agents.protocol import Result
 from actors.env.agents.protocol import Session as Told
 from actors.env.agents.session import Generate, Rules, Session
@@ -42,7 +48,12 @@ class Endpoint(Protocol):
 class Sessions:
     """The sessions of an env host, by key."""
 
-    def __init__(self, settings: AgentSettings, rules: Rules, renderer: Renderer) -> None:
+    def __init__(
+        self, settings: AgentSettings, rules: Rules, renderer: Renderer, directory: Path | None = None
+    ) -> None:
+        """``directory``: where the token and the records of guests go, if there may be any."""
+        self.directory = directory if settings.guests else None
+        self.guests: Guests | None = None
         self.settings = settings
         self.rules = rules
         self.renderer = renderer
@@ -65,9 +76,17 @@ class Sessions:
     def of(self, key: str) -> Session:
         """Raises ``Refused``."""
         session = self._open.get(key) or self._ended.get(key)
-        if session is None:
+        if session is not None:
+            return session
+        guests, name = self.guests_of(key)
+        return guests.session(name)
+
+    def guests_of(self, key: str) -> tuple[Guests, str]:
+        """Whom the token in a key lets in, and the session's name behind it. Raises ``Refused``."""
+        token, _, name = key.partition(".")
+        if self.guests is None or not secrets.compare_digest(token.encode(), self.guests.token.encode()):
             raise Refused(401, "the API key belongs to no session of this endpoint", code="invalid_api_key")
-        return session
+        return self.guests, name
 
 
 class Agents:
@@ -96,9 +115,23 @@ class Agents:
         self._base_url = ""
 
     async def start(self) -> None:
-        self._base_url = await self._endpoint.start(self._sessions)
+        sessions, name = self._sessions, self._hands.node.address.name
+        self._base_url = await self._endpoint.start(sessions)
+        if sessions.directory is not None:
+            without_bound = msgspec.structs.replace(sessions.rules, max_turns=sys.maxsize)
+            sessions.guests = Guests(
+                sessions.settings,
+                temperature=sessions.rules.temperature,
+                make=lambda episode: self._session(episode, without_bound),
+                ended=lambda trajectory: self._tell_ended(trajectory, whole=False),
+                records=sessions.directory / f"{name}.log",
+                counters=self._counters,
+            )
+            write_door(sessions.directory / f"{name}.json", Door(self._base_url, sessions.guests.token))
 
     async def stop(self) -> None:
+        if self._sessions.guests is not None:
+            await self._sessions.guests.stop()
         await self._endpoint.stop()
 
     async def play(self, episode: Episode) -> None:
@@ -106,14 +139,7 @@ class Agents:
         self._check(episode)
         sessions = self._sessions
         key, session = sessions.open(
-            lambda: Session(
-                episode,
-                sessions.renderer,
-                sessions.rules,
-                generate=self._generate,
-                check=self._check,
-                counters=self._counters,
-            )
+            lambda: self._session(episode, sessions.rules, urgent=episode.ticket.purpose == "evaluate")
         )
         how, whole = "it was cut off", False
         try:
@@ -124,11 +150,25 @@ class Agents:
             raise
         finally:
             sessions.close(key, how)
-            self._peers.proxies.ended(self._hands.node, episode.ticket.id, whole=whole)
+            self._tell_ended(episode.ticket.id, whole=whole)
         if not episode.recorder.turns:
             raise Lost("agent_asked_nothing", f"{_who(episode)}: its agent returned without asking the endpoint")
         episode.env_return, episode.metrics = result.reward, dict(result.metrics)
         episode.success = result.reward > 0 if result.success is None else result.success
+
+    def _session(self, episode: Episode, rules: Rules, *, urgent: bool = False) -> Session:
+        return Session(
+            episode,
+            self._sessions.renderer,
+            rules,
+            generate=self._generate,
+            check=self._check,
+            urgent=urgent,
+            counters=self._counters,
+        )
+
+    def _tell_ended(self, trajectory: str, *, whole: bool) -> None:
+        self._peers.proxies.ended(self._hands.node, trajectory, whole=whole)
 
     async def _result(self, session: Session, told: Told) -> Result:
         """The agent's, unless the session ends before. Raises ``Lost``."""
@@ -168,6 +208,21 @@ class Agents:
         except (PeerLost, PeerRestarted, NoSuchActor) as error:
             raise Lost("env_worker_died", str(error)) from None
         return done.result
+
+
+class Door(msgspec.Struct, frozen=True):
+    """How guests come in; in a file that nobody else can read."""
+
+    base_url: str
+    token: str
+
+
+def write_door(path: Path, door: Door) -> None:
+    """Raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(door) + b"\n")
 
 
 class _Failed(Exception):

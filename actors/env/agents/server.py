@@ -1,4 +1,4 @@
-"""The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``.
+"""The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``, ``/v1/sessions``.
 
 Invariant: a client can cost no more than its share: it has ``HEAD_S`` to ask something, ``BODY_S`` to send a body of at
 most ``MOST_BYTES``, and at most ``CLIENTS`` are connected at a time. Every request needs the key of a session. Every
@@ -26,6 +26,7 @@ BODY_S = 30.0
 MOST_BYTES = 16 * 1024 * 1024
 CLIENTS = 4096
 STOP_S = 2.0
+SESSIONS = "/v1/sessions"
 BACKLOG = 1024
 
 
@@ -106,6 +107,8 @@ class _Answering:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
+        if path == SESSIONS or path.startswith(f"{SESSIONS}/"):
+            return self._guests(request, path.removeprefix(SESSIONS).removeprefix("/"))
         one_model = path.startswith("/v1/models/")
         method, handle = self._paths.get("/v1/models" if one_model else path, ("", None))
         if handle is None:
@@ -113,6 +116,14 @@ class _Answering:
         if request.method != method:
             raise Refused(405, f"{path}: expected {method}, found {request.method}", code="method_not_allowed")
         return await handle(request, self._sessions.of(_key(request)))
+
+    def _guests(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        guests, _ = self._sessions.guests_of(_key(request))
+        if request.method == "DELETE" and name:
+            return _json(guests.end(name))
+        if request.method != "GET":
+            raise Refused(405, f"{request.path}: expected GET, or DELETE of one", code="method_not_allowed")
+        return _json(guests.told(name) if name else {"object": "list", "data": guests.listed()})
 
     async def _models(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
         listed = models([self._sessions.rules.model])

@@ -83,6 +83,7 @@ class Session:
         *,
         generate: Generate,
         check: Callable[[Episode], None],
+        urgent: bool,
         counters: Counter[str],
     ) -> None:
         """``check`` raises ``Lost`` where the trajectory can no longer be trained on."""
@@ -94,11 +95,17 @@ class Session:
         self._rules = rules
         self._generate = generate
         self._check = check
+        self._urgent = urgent
         self._counters = counters
         self._conversation = Conversation(renderer)
         self._text: str | None = None  # of a completion so far, where it may go on
         self._asked: Asked | None = None
         episode.interrupt = self._interrupted
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn is being played."""
+        return self._asked is not None and not self._asked.task.done()
 
     # ---- its end -------------------------------------------------------------------------------------------------
 
@@ -111,7 +118,7 @@ class Session:
     def close(self, how: str) -> None:
         """Nothing is played or recorded from now on. Idempotent."""
         self.ended = self.ended or how
-        if self._asked is not None and not self._asked.task.done():
+        if self._asked is not None and self.busy:
             if self.episode.interrupt is not None:
                 self.episode.interrupt()  # an engine need not go on
             self._asked.task.cancel()
@@ -199,9 +206,7 @@ class Session:
         prompt = recorder.prompt()
         episode.state = "engine"
         try:
-            completion = await self._generate(
-                episode, request.sampling.allowed, urgent=self._urgent(), max_tokens=limit
-            )
+            completion = await self._generate(episode, request.sampling.allowed, urgent=self._urgent, max_tokens=limit)
         finally:
             episode.interrupt = self._interrupted
         if completion.finish_reason == "aborted":
@@ -222,9 +227,6 @@ class Session:
         episode.state = "environment"
         self._remember(request, turn)
         return turn
-
-    def _urgent(self) -> bool:
-        return self.episode.ticket.purpose == "evaluate"
 
     def _check_asked(self, sampling: Sampling) -> None:
         rules = self._rules
