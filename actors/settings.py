@@ -65,6 +65,9 @@ class RolloutSettings(Settings, frozen=True):
     mapping: Literal["declared", "learned", "advised"] = "declared"
     load_every_s: float = 1.0  # how often an engine says how loaded it is
     tokens_every_s: float = 1.0  # how often it says what running requests have sampled: a death costs them no more
+    progress_timeout_s: float = 90.0  # an engine that computes nothing for so long, with work, hangs and is killed
+    engine_restarts: int = 1  # of one engine that died; after that it is removed
+    engine_restarts_within_s: float = 1e9  # over so long a time they are counted: by default, a whole run
     hot_spots: bool = True  # whether trajectories move from engines that are too busy to others that have room
 
 

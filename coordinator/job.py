@@ -256,6 +256,8 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "rollout.turn_timeout_s": job.rollout.turn_timeout_s,
         "rollout.load_every_s": job.rollout.load_every_s,
         "rollout.tokens_every_s": job.rollout.tokens_every_s,
+        "rollout.progress_timeout_s": job.rollout.progress_timeout_s,
+        "rollout.engine_restarts_within_s": job.rollout.engine_restarts_within_s,
         "train.tensor_parallel": job.train.tensor_parallel,
         "train.threads": job.train.threads,
         "train.steps": job.train.steps,
@@ -285,6 +287,7 @@ def _not_negative(job: Job) -> dict[str, float]:
     """Settings that may be 0."""
     return {
         "seed": job.seed,
+        "rollout.engine_restarts": job.rollout.engine_restarts,
         "train.warmup_steps": job.train.warmup_steps,
         "train.weight_decay": job.train.weight_decay,
         "train.clip_low": job.train.clip_low,

@@ -19,6 +19,7 @@ from actors.core import Node, Ref
 from actors.core.hosting import ChildSpec
 from actors.core.leader import Leader
 from actors.core.pool import WorkerPool
+from actors.core.restarts import Restarts
 from actors.env.agents.conversation import Renderer
 from actors.env.agents.play import Endpoint, Sessions
 from actors.env.agents.session import Rules
@@ -27,6 +28,7 @@ from actors.env.manager import EnvHost
 from actors.env.peers import Peers
 from actors.env.proxies import Proxies
 from actors.env.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+from actors.proxy.engines.progress import Patience
 from actors.proxy.engines.protocol import EngineLimits
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.proxy import LLMProxy
@@ -208,7 +210,15 @@ async def start_proxy(context: RoleContext) -> None:
         classes, declared_classes(job), failed=context.failed("proxy"), serves=serving.changed, costs=costs
     )
     commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
-    proxy.fleet = EngineFleet(context.node, commands, proxy, silence_s=job.coordinator.silence_s)
+    restarts = Restarts(at_most=job.rollout.engine_restarts, within_s=job.rollout.engine_restarts_within_s)
+    proxy.fleet = EngineFleet(
+        context.node,
+        commands,
+        proxy,
+        silence_s=job.coordinator.silence_s,
+        restarts=restarts,
+        patience=Patience(job.rollout.progress_timeout_s),
+    )
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)
     await proxy.fleet.start()
     await serving.begin(ref)

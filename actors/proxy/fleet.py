@@ -1,7 +1,8 @@
 """The engine processes of one proxy: started, watched, restarted once each on their device, then removed.
 
-An engine is dead when its process ended, when it gave no sign of life for ``silence_s``, or when it was not ready
-within ``START_TIMEOUT_S`` (a stopped or hung process is killed first, so that two of one name never run).
+An engine is dead when its process ended, when it gave no sign of life for ``silence_s``, when it was not ready within
+``START_TIMEOUT_S``, or when the proxy has given it up because it gets nowhere (``actors.proxy.engines.progress``). A
+stopped or hung process is killed first, so that two of one name never run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import msgspec
 from actors.core import Node
 from actors.core.hosting import ChildSpec
 from actors.core.process import Child, start_child
+from actors.core.restarts import Budget, Restarts
+from actors.proxy.engines.progress import Effort, Patience
 from bus.message import NodeAddress
 
 log = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-RESTARTS = 1
+RESTARTS = Restarts(at_most=1)
 START_TIMEOUT_S = 600.0
 
 
@@ -39,6 +42,8 @@ class Fleet(Protocol):
 
     def ready(self, name: str, address: NodeAddress) -> None: ...
 
+    def judge(self, name: str, effort: Effort, requests: int) -> bool: ...
+
     async def retire(self, name: str) -> None: ...
 
     async def stop(self) -> None: ...
@@ -54,14 +59,19 @@ class EngineFleet:
         owner: Owner,
         *,
         silence_s: float = SILENCE_S,
+        restarts: Restarts = RESTARTS,
+        patience: Patience | None = None,
     ) -> None:
-        """``specs``: each engine's command line and environment variables."""
+        """``specs``: each engine's command line and environment variables. ``restarts`` are each one's; ``patience`` is
+        that with engines which get nowhere."""
         self._node = node
         self._specs = specs
         self._owner = owner
         self._silence_s = silence_s
         self._children: dict[str, Child] = {}
-        self._restarts = dict.fromkeys(specs, 0)
+        self._budgets = {name: Budget(restarts) for name in specs}
+        self._patience = patience or Patience()
+        self._verdicts: dict[str, str] = {}  # why engines were killed that have not died yet
         self._starting: dict[str, asyncio.TimerHandle] = {}
         self._retired: set[str] = set()
         self._stopping = False
@@ -83,30 +93,41 @@ class EngineFleet:
             return
         late = f"not ready within {START_TIMEOUT_S:g} s"
         loop = asyncio.get_running_loop()
-        self._starting[name] = loop.call_later(START_TIMEOUT_S, self._on_silence, name, late)
+        self._starting[name] = loop.call_later(START_TIMEOUT_S, self._kill, name, late)
         self._node.background(child.watch(lambda reason: self._on_death(name, reason)))
 
     def ready(self, name: str, address: NodeAddress) -> None:
         """The engine has reported in: watch for its heartbeats from now on."""
         self._started(name)
-        self._node.watch(address, silence_s=self._silence_s, on_lost=lambda why: self._on_silence(name, why))
+        self._node.watch(address, silence_s=self._silence_s, on_lost=lambda why: self._kill(name, why))
 
     def _started(self, name: str) -> None:
         timer = self._starting.pop(name, None)
         if timer is not None:
             timer.cancel()
 
-    def _on_silence(self, name: str, why: str) -> None:
+    def judge(self, name: str, effort: Effort, requests: int) -> bool:
+        """End an engine with so many requests if it hangs, by what it says; returns whether that is so, and news."""
+        why = self._patience.verdict(effort, requests)
+        if not why or name in self._verdicts:
+            return False
+        self._kill(name, why)
+        return True
+
+    def _kill(self, name: str, why: str) -> None:
+        """End an engine's process; its death is then reported as any other's, with this reason."""
         log.error("engine %s: %s; killing it", name, why)
-        self._children[name].kill()  # its death is then reported as any other
+        self._verdicts[name] = why
+        self._children[name].kill()
 
     def _on_death(self, name: str, reason: str) -> None:
         if self._stopping or name in self._retired:
             return
         self._started(name)
         self._node.unwatch(name)
-        restarting = self._restarts[name] < RESTARTS
-        self._restarts[name] += 1
+        verdict = self._verdicts.pop(name, "")
+        reason = f"{verdict}; {reason}" if verdict else reason
+        restarting = self._budgets[name].spend(asyncio.get_running_loop().time()) is not None
         log.error("engine %s died (%s); %s", name, reason, "restarting it" if restarting else "removed")
         self._owner.engine_died(name, reason, restarting=restarting)
         if restarting:

@@ -11,6 +11,7 @@ import numpy as np
 from actors.core.ref import Ref
 from actors.core.typed import Message
 from actors.proxy.engines.load import EngineLoad
+from actors.proxy.engines.progress import Effort
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, GenerateRequest
 from actors.weightsync.manifest import Manifest, Receipt
 from hwprobe.costmodel import CostState
@@ -86,6 +87,7 @@ class Served(msgspec.Struct, frozen=True):
     load: EngineLoad | None = None  # once in ``rollout.load_every_s``
     sampled: list[int] = []  # tokens of each answer, what a request had brought included; 0: cut or refused
     work: Work | None = None  # with ``load``: what was computed since
+    effort: Effort = Effort()  # with ``load``: whether it gets anywhere
 
 
 class SampledSoFar(msgspec.Struct, frozen=True):

@@ -299,6 +299,7 @@ class LLMProxy(Actor):
         if engine is not None and engine.host is not None:
             if message.load is not None:
                 engine.measured, engine.measured_at = message.load, now
+                self._counters["engines_hung"] += self.fleet.judge(engine.name, message.effort, len(engine.in_flight))
             if message.work is not None:
                 self._costs.worked(engine.hardware_class, message.work)
         sampled = dict(zip(message.request_ids, message.sampled, strict=False))  # which scripted engines leave out

@@ -21,6 +21,7 @@ from statistics import median, quantiles
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
+from actors.proxy.engines.progress import Effort
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.messages import Add, Assign, EngineReady, HostAdd, HostForget, Served, TrajectoryEnded
 from actors.proxy.proxy import LLMProxy
@@ -59,6 +60,9 @@ class Fleet:
 
     def ready(self, name: str, address: NodeAddress) -> None:
         """They live as long as this."""
+
+    def judge(self, name: str, effort: Effort, requests: int) -> bool:
+        return False
 
     async def retire(self, name: str) -> None:
         """There are none."""

@@ -13,6 +13,7 @@ import numpy as np
 from actors.core import Actor, Node, Ref, handler
 from actors.proxy.engines.host import LOAD_EVERY_S, TOKENS_EVERY_S, EngineHost, Gpus
 from actors.proxy.engines.load import EngineLoad
+from actors.proxy.engines.progress import Effort
 from actors.proxy.engines.protocol import Completion, GenerateRequest
 from actors.proxy.kept import unpack
 from actors.proxy.messages import (
@@ -50,6 +51,7 @@ class Peer(Actor):
         self.sampled: list[int] = []
         self.tokens = 0
         self.loads: list[EngineLoad] = []
+        self.efforts: list[Effort] = []
         self.gates: dict[int, asyncio.Event] = {}  # version -> may be sent
         self.told: dict[str, list[int]] = {}  # request -> its tokens, as far as was told
         self.refuses_reports = 0  # how many of the next ones
@@ -70,6 +72,7 @@ class Peer(Actor):
         self.tokens += message.tokens
         if message.load is not None:
             self.loads.append(message.load)
+            self.efforts.append(message.effort)
 
     @handler
     async def on_tokens(self, message: SampledSoFar) -> Acknowledged:
@@ -142,3 +145,4 @@ async def world(
                 yield made
             finally:
                 made.engine.gate.set()
+                made.engine.score_gate.set()

@@ -28,8 +28,11 @@ class ScriptedEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.in_step = threading.Event()
+        self.score_gate = threading.Event()
+        self.score_gate.set()
         self.version = -1
         self.fails: str = ""  # name of the method that raises
+        self.counts = False  # whether it counts what it computes
         self.closed = False
         self._left: dict[str, list[int]] = {}  # request -> versions of its tokens so far
         self._wanted: dict[str, int] = {}
@@ -66,6 +69,8 @@ class ScriptedEngine:
         self.gate.wait(HOLD_S)
         self.in_step.clear()
         done = []
+        if self.counts:
+            self.work.decoded(len(self._left), 0)
         for id_, versions in list(self._left.items()):
             versions.append(self.version)
             if len(versions) == self._wanted[id_]:
@@ -82,6 +87,7 @@ class ScriptedEngine:
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
         self._note("score")
+        self.score_gate.wait(HOLD_S)
         return np.full(len(tokens) - 1, -float(self.version), np.float32)
 
     def forget(self, trajectory: str) -> None:

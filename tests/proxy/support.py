@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
+from actors.proxy.engines.progress import Effort
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.messages import (
     Abort,
@@ -182,6 +183,7 @@ class ScriptedFleet:
 
     def __init__(self) -> None:
         self.retired: list[str] = []
+        self.judged: list[tuple[str, Effort, int]] = []
         self.watched: list[str] = []
 
     async def start(self) -> None:
@@ -189,6 +191,10 @@ class ScriptedFleet:
 
     def ready(self, name: str, address: NodeAddress) -> None:
         self.watched.append(name)
+
+    def judge(self, name: str, effort: Effort, requests: int) -> bool:
+        self.judged.append((name, effort, requests))
+        return effort.fruitless_s > 0
 
     async def retire(self, name: str) -> None:
         self.retired.append(name)

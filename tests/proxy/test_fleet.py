@@ -11,8 +11,10 @@ import pytest
 
 from actors.core import Node
 from actors.core.hosting import ChildSpec
+from actors.core.restarts import Restarts
 from actors.proxy import fleet as fleet_module
-from actors.proxy.fleet import EngineFleet
+from actors.proxy.engines.progress import Effort
+from actors.proxy.fleet import RESTARTS, EngineFleet
 from tests.support.loops import run, until
 
 
@@ -72,11 +74,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(path: Path, patch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def world(path: Path, patch: pytest.MonkeyPatch, restarts: Restarts = RESTARTS) -> AsyncIterator[World]:
     async with Node("control") as node:
         owner = Owner()
         spec = ChildSpec("e0", "job", node.address, str(path), {})
-        made = World(node, EngineFleet(node, {"e0": (spec, {})}, owner), owner)
+        made = World(node, EngineFleet(node, {"e0": (spec, {})}, owner, restarts=restarts), owner)
         patch.setattr(fleet_module, "start_child", made.start_child)
         await made.fleet.start()
         try:
@@ -105,7 +107,7 @@ def test_an_engine_that_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypat
     async def test() -> None:
         async with world(tmp_path, monkeypatch) as made:
             await until(lambda: made.owner.deaths)
-            assert made.owner.deaths[0] == ("e0", "killed", True)
+            assert made.owner.deaths[0] == ("e0", "not ready within 0.02 s; killed", True)
 
     run(test())
 
@@ -118,6 +120,37 @@ def test_an_engine_that_was_ready_in_time_is_left_alone(tmp_path: Path, monkeypa
             made.fleet.ready("e0", made.node.address)
             await asyncio.sleep(0.05)
             assert made.owner.deaths == []
+
+    run(test())
+
+
+def test_an_engine_that_hangs_is_killed_once_and_restarted_and_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch) as made:
+            assert not made.fleet.judge("e0", Effort("steps", 89.0), 2)
+            assert made.fleet.judge("e0", Effort("steps", 91.0), 2)
+            assert not made.fleet.judge("e0", Effort("steps", 92.0), 2), "it is being killed"
+            await until(lambda: made.owner.deaths)
+            why = "it hangs: no token for 91.0 s, rollout.progress_timeout_s=90; 2 requests wait; killed"
+            assert made.owner.deaths == [("e0", why, True)]
+            await until(lambda: len(made.processes) == 2)
+            made.processes[1].die("out of memory")
+            await until(lambda: len(made.owner.deaths) == 2)
+            assert made.owner.deaths[1] == ("e0", "out of memory", False)
+
+    run(test())
+
+
+def test_an_engine_is_restarted_as_often_as_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch, Restarts(at_most=2)) as made:
+            for life in range(3):
+                await until(lambda lives=life + 1: len(made.processes) == lives)  # type: ignore[misc]
+                made.processes[life].die("crashed")
+            await until(lambda: len(made.owner.deaths) == 3)
+            assert [restarting for _, _, restarting in made.owner.deaths] == [True, True, False]
 
     run(test())
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
+from actors.proxy.engines.progress import Effort, Patience
 from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
 from actors.proxy.engines.simulated import SimulatedHost
 from actors.proxy.engines.simulated_row import token_at
@@ -116,12 +117,19 @@ class Fleet:
 
     def __init__(self) -> None:
         self.watched: list[str] = []
+        self.killed: list[tuple[float, str, str]] = []  # when, which engine, why
 
     async def start(self) -> None:
         """The test starts engines."""
 
     def ready(self, name: str, address: NodeAddress) -> None:
         self.watched.append(name)
+
+    def judge(self, name: str, effort: Effort, requests: int) -> bool:
+        why = Patience().verdict(effort, requests)
+        if why:
+            self.killed.append((asyncio.get_running_loop().time(), name, why))
+        return bool(why)
 
     async def retire(self, name: str) -> None:
         """Nothing runs."""
@@ -147,6 +155,7 @@ class Town:
         self.proxy = proxy
         self.classes = classes
         self.players: Players
+        self.fleet: Fleet
         self.hosts: dict[str, SimulatedHost] = {}
         self.said: list[tuple[float, str]] = []
         self.history: list[tuple[float, dict[str, float | None]]] = []
@@ -238,9 +247,10 @@ async def town(
     async with Node("control", transport=control) as node, Node("env", transport=env) as elsewhere:
         failures: list[BaseException] = []
         proxy = LLMProxy(dict(classes), {}, failed=failures.append)
-        proxy.fleet = Fleet()
+        proxy.fleet = fleet = Fleet()
         await node.spawn(lambda: proxy, "proxy", restarts=0)
         made = Town(network, node, proxy, classes, tokens_every_s)
+        made.fleet = fleet
         made.players = Players(proxy.ref, seed)
         await elsewhere.spawn(lambda: made.players, "players", restarts=0)
         try:

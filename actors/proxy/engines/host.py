@@ -209,7 +209,8 @@ class EngineHost(Actor):
     async def tell_load(self, message: TellLoad) -> None:
         occupancy, busy = self._thread.meter.take()
         load = engine_load(occupancy, busy, None if self._gpus is None else self._gpus.take())
-        self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self._engine.work.take()))
+        effort, work = self._thread.progress.read(), self._engine.work.take()
+        self.node.tell(self._proxy, Served(self._name, [], 0, load, work=work, effort=effort))
 
     @handler(concurrent=True)
     async def tell_tokens(self, message: TellTokens) -> None:
@@ -268,7 +269,7 @@ class EngineHost(Actor):
 
         def load() -> Receipt:
             digests = self._thread.load(message.version, staged.tensors)
-            return Receipt(message.version, self._name, digests, self._engine.score(staged.manifest.canary))
+            return Receipt(message.version, self._name, digests, self._thread.score(staged.manifest.canary))
 
         receipt = await self._thread.call(load)
         self._spans.add("swap", start, time.time(), version=message.version)
@@ -282,4 +283,4 @@ class EngineHost(Actor):
     @handler(concurrent=True)
     async def score(self, message: HostScore) -> Scored:
         tokens = np.asarray(message.tokens)
-        return Scored(await self._thread.call(lambda: self._engine.score(tokens)))
+        return Scored(await self._thread.call(lambda: self._thread.score(tokens)))

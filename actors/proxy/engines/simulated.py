@@ -26,6 +26,7 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.load import LoadMeter, engine_load
+from actors.proxy.engines.progress import ProgressMeter
 from actors.proxy.engines.protocol import CUT, EngineLimits, EngineRefusal, FinishReason
 from actors.proxy.engines.seeds import derive
 from actors.proxy.engines.simulated_row import VOCABULARY, Row
@@ -92,6 +93,7 @@ class SimulatedHost(Actor):
         self._reports = Reports()
         self._loop = asyncio.get_running_loop()
         self.meter = LoadMeter(limits.max_sequences, self._loop.time)
+        self.progress = ProgressMeter(self._loop.time)
         self.work = WorkMeter()
         self.version: int | None = None
         self._serving = False
@@ -106,6 +108,7 @@ class SimulatedHost(Actor):
         self._step_s = 0.0  # of the decoding under way; 0 while it prefills or rests
         self._steps = 0  # taken at once
         self.telling = True  # whether its telemetry works
+        self.hanging = False  # whether steps that begin from now on never end
 
     async def on_start(self) -> None:
         self.every(self._load_every_s, TellLoad())
@@ -198,7 +201,10 @@ class SimulatedHost(Actor):
                 errors={},
             )
             load = engine_load(occupancy, busy, figures)
-            self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self.work.take()))
+            if self._step_s:  # several steps are taken at once: some of them are over
+                self.progress.progressed()
+            effort = self.progress.read()
+            self.node.tell(self._proxy, Served(self._name, [], 0, load, work=self.work.take(), effort=effort))
 
     @handler(concurrent=True)
     async def tell_tokens(self, message: TellTokens) -> None:
@@ -240,6 +246,10 @@ class SimulatedHost(Actor):
         self._step, self._step_s, self._since = None, 0.0, self._loop.time()
         if self._serving:
             self._begin_step()
+        self.progress.at("nothing" if self._step is None else "steps")
+        if self._step is not None and self.hanging:
+            self._step.cancel()
+            self._step_s = 0.0
         unfinished = sum(map(self._may_start, self._waiting.values())) + len(self._fresh) + len(self._decoding)
         self.meter.note(unfinished, stepping=self._step is not None)
 
@@ -289,6 +299,7 @@ class SimulatedHost(Actor):
         self._sampled(list(self._decoding.values()), self._steps)
 
     def _sampled(self, rows: list[Row], count: int) -> None:
+        self.progress.progressed()
         for row in rows:
             row.sample(self.version or 0, count)
             self._cached[row.request.trajectory] = row.length

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from actors.proxy.engines.load import LoadMeter
+from actors.proxy.engines.progress import ProgressMeter
 from actors.proxy.engines.protocol import (
     Completion,
     Engine,
@@ -35,6 +36,7 @@ from actors.proxy.engines.turns import Turns
 from actors.telemetry import Spans
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 T = TypeVar("T")
@@ -76,6 +78,7 @@ class EngineThread:
         self._version = -1
         self._stopping = False
         self.meter = LoadMeter(engine.limits.max_sequences)
+        self.progress = ProgressMeter()
         self.turns = Turns(deliver, news)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -166,6 +169,7 @@ class EngineThread:
             raise NotServable(f"version {version} is for a suspended engine, and this one serves")
         self._supersede(version)
         self._has_weights = False  # the old ones are gone once a load begins
+        self.progress.at("loading")
         digests = self._engine.load_weights(version, tensors())
         self._has_weights = True
         self._version = version
@@ -180,6 +184,11 @@ class EngineThread:
         cut = [completion for completion in map(self._take_out, passed) if completion is not None]
         if cut:
             self._post(self._deliver, [msgspec.structs.replace(each, finish_reason="superseded") for each in cut])
+
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        """In the thread, through ``call``. Raises what the engine raises."""
+        self.progress.at("scoring")
+        return self._engine.score(tokens)
 
     def _run(self) -> None:
         try:
@@ -204,6 +213,7 @@ class EngineThread:
         unfinished = self._engine.unfinished()
         steps = self._serving and unfinished > 0
         self.meter.note(unfinished, stepping=steps)
+        self.progress.at("steps" if steps else "nothing")
         if steps:
             start = time.time()
             completions = self._engine.step()
@@ -212,11 +222,13 @@ class EngineThread:
             unfinished = self._engine.unfinished()
             self.meter.note(unfinished)
             end = time.time()
-            self._engine.work.step(end - start)
+            if self._engine.work.step(end - start) or completions:
+                self.progress.progressed()
             self._spans.busy("generate", start, end)
             self.turns.ended(list(completions), nothing=not completions and not orders)
         if not unfinished:
             self._engine.work.rest()
+            self.progress.rest()
         return True
 
     async def stop(self, timeout_s: float) -> None:

@@ -35,11 +35,12 @@ class WorkMeter:
         self._decode += sequences
         self._context += context
 
-    def step(self, seconds: float, steps: int = 1) -> None:
-        """What was counted since the last call took so long; ``steps``: where several were counted at once."""
+    def step(self, seconds: float, steps: int = 1) -> bool:
+        """What was counted since the last call took so long; ``steps``: where several were counted at once. Returns
+        whether anything was."""
         self._pending_s += seconds
         if not self._prefill and not self._decode:
-            return
+            return False
         work = Work(
             busy_s=self._pending_s,
             prefill_tokens=self._prefill,
@@ -51,6 +52,7 @@ class WorkMeter:
         self._pending_s = 0.0
         with self._lock:
             self._sum += work
+        return True
 
     def rest(self) -> None:
         """The engine has nothing unfinished: what steps have worked on without counting it was aborted."""
