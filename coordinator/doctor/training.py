@@ -31,7 +31,7 @@ MOST_STEPS = 10_000
 USUAL_ALPHA = 1
 WIDE_CLIP = 0.3
 SPIKE = 5.0
-NOT_A_NUMBER = "expected a finite number"  # actors.env.manager, of a reward
+NOT_A_NUMBER = "finite number"  # actors.env.returned and actors.env.settling, of a reward
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -81,7 +81,9 @@ def test_old_trajectories_are_the_first_cause_that_is_looked_at(tmp_path: Path) 
 
 
 def test_rewards_that_are_no_numbers_are_the_second(tmp_path: Path) -> None:
-    detail = "trajectory t7 scored nan: expected a finite number"
+    detail = (
+        "reward function mine:score, trajectory t7: WrongReturn: expected the reward to be a finite number, found nan"
+    )
     lost = Event("lost", [f"t{n}" for n in range(7)], reason="reward_failed", detail=detail)
     path = run(tmp_path, UP_AND_DOWN, overrides=["reward.function=mine:score", "train.clip_high=0.9"], events=[lost])
     (finding,) = look(path).findings
