@@ -107,6 +107,10 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
     """Raises what ``main`` turns into one line."""
     if arguments.yes and not arguments.fix:
         raise UsageError("--yes goes with --fix")
+    _ports(arguments)
+    for path in arguments.mooncake_log:
+        if not path.is_file():
+            raise UsageError(f"--mooncake-log: expected a file, found none at {path}")
     job: dict[str, Any] = {}
     run = None
     if arguments.run is not None:
@@ -129,6 +133,12 @@ def wanted_of(arguments: argparse.Namespace) -> Wanted:
         host=numeric(arguments.host),
         mooncake_logs=tuple(arguments.mooncake_log),
     )
+
+
+def _ports(arguments: argparse.Namespace) -> None:
+    """Raises ``UsageError``."""
+    if wrong := [port for port in arguments.port if not 0 < port < 65_536]:
+        raise UsageError(f"--port: expected 1 to 65535, found {wrong[0]}")
 
 
 def _peers(arguments: argparse.Namespace) -> tuple[Peer, ...]:
@@ -207,6 +217,7 @@ def _json(report: Report, fixed: Sequence[Fixed]) -> str:
 def _serve(arguments: argparse.Namespace) -> int:
     host, key = numeric(arguments.host), None if arguments.key_file is None else read_key(arguments.key_file)
     check_exposure(host, key)
+    _ports(arguments)
     if len(arguments.port) > 1:
         raise UsageError("--serve: expected one --port")
 

@@ -117,6 +117,9 @@ def test_wrong_usage_is_one_line_and_status_2(tmp_path: Path, capfd: pytest.Capt
         [str(tmp_path / "no-run")],
         ["--hosts", str(tmp_path / "no-hosts.yaml")],
         ["--serve", "--host", "10.0.0.1"],
+        ["--serve", "--port", "99999"],
+        ["--port", "-1"],
+        ["--mooncake-log", str(tmp_path / "no.log")],
     ):
         assert main(words) == 2, words
         said = capfd.readouterr()
