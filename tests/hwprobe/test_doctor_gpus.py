@@ -1,4 +1,8 @@
-"""The health of GPUs through the real bindings over a fake NVML, and the kernel's log of them."""
+"""The health of GPUs through the real bindings over a fake NVML, and the kernel's log of them.
+
+The lines of the log are made up, in the format of NVIDIA's "XID Errors" (docs.nvidia.com/deploy/xid-errors) within a
+record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): it takes a GPU that fails to have real ones.
+"""
 
 from __future__ import annotations
 
