@@ -81,10 +81,13 @@ class DeviceCost(msgspec.Struct, frozen=True, kw_only=True):
         """Forward and backward: three times the multiply-adds of a prefill."""
         return 3 * self.prefill_s(model, tokens)
 
+    def cache_tokens(self, model: ModelSize, *, share: float = 1 - RESERVE) -> int:
+        """Tokens whose caches fit beside the weights in this share of the memory; 0: not even the weights do."""
+        return max(0, int((self.memory_bytes * share - model.weight_bytes) / model.cache_bytes))
+
     def places(self, model: ModelSize, context: float, ceiling: int) -> int:
-        """Sequences of this length whose caches fit beside the weights and the reserve; 0: not even the weights do."""
-        free = self.memory_bytes * (1 - RESERVE) - model.weight_bytes
-        return max(0, min(ceiling, int(free / (context * model.cache_bytes))))
+        """Sequences of this length whose caches fit beside the weights and the reserve."""
+        return min(ceiling, int(self.cache_tokens(model) / context))
 
 
 def model_size(config: Mapping[str, Any], *, bytes_per_value: int = 2) -> ModelSize:

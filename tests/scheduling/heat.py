@@ -41,6 +41,8 @@ from coordinator.scheduling.hotwatch import HotWatch
 from hwprobe.cost import ModelSize, device_cost
 
 PLACES = 64
+CACHE_TOKENS = 1 << 30
+"""No trajectory's prefix is evicted: what is tested is where they are played."""
 
 
 class Play(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +185,14 @@ class Town:
         await node.__aenter__()
         cost = device_cost(self.classes[name], ModelSize())
         limits = EngineLimits(PLACES, 1 << 20)
-        host = SimulatedHost(name, self.proxy.ref, cost, limits=limits, tokens_every_s=self._tokens_every_s)
+        host = SimulatedHost(
+            name,
+            self.proxy.ref,
+            cost,
+            limits=limits,
+            tokens_every_s=self._tokens_every_s,
+            cache_tokens=CACHE_TOKENS,
+        )
         ref = await node.spawn(lambda: host, "engine", restarts=0)
         self.hosts[name] = host
         await node.ask(self.proxy.ref, EngineReady(name, ref, limits, 0.1), Acknowledged, timeout_s=30.0, retries=5)

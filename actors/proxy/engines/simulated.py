@@ -9,8 +9,9 @@ Invariants:
 - events, not tokens, cost time: steps that are alike are taken at once, and cut at the next boundary when an order
   comes.
 
-An engine does one thing at a time: a prefill that waits goes first, and gives one token; else a step for all that
-decode. What of a trajectory's prefix it has computed before is not computed again.
+An engine does one thing at a time: prefills that wait go first, some together, and give one token each; else a step for
+all that decode (``simulated_batch``). What of a trajectory's prefix is still in its memory (``simulated_cache``) is not
+computed again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from actors.proxy.engines.load import LoadMeter, engine_load
 from actors.proxy.engines.progress import ProgressMeter
 from actors.proxy.engines.protocol import CUT, EngineLimits, EngineRefusal, FinishReason
 from actors.proxy.engines.seeds import derive
+from actors.proxy.engines.simulated_batch import SimulatedBatch
+from actors.proxy.engines.simulated_cache import SimulatedCache
 from actors.proxy.engines.simulated_row import VOCABULARY, Row
 from actors.proxy.engines.validation import check
 from actors.proxy.engines.work import WorkMeter
@@ -81,8 +84,12 @@ class SimulatedHost(Actor):
         model: ModelSize | None = None,
         load_every_s: float = LOAD_EVERY_S,
         tokens_every_s: float | None = None,
+        cache_tokens: int | None = None,
+        overhead_s: float = 0.0,
     ) -> None:
-        """``tokens_every_s``: None, and it does not say what running requests have sampled, which cuts steps."""
+        """``tokens_every_s``: None, and it does not say what running requests have sampled, which cuts steps.
+        ``cache_tokens``: whose keys and values its memory holds; default: what the model and the reserve leave.
+        ``overhead_s``: what a step takes besides the device's work (scheduling, launches)."""
         self._name = name
         self._proxy = proxy
         self._cost = cost
@@ -98,10 +105,9 @@ class SimulatedHost(Actor):
         self.version: int | None = None
         self._serving = False
         self._taken = 0  # requests, ever
-        self._waiting: dict[str, Row] = {}
-        self._fresh: dict[str, Row] = {}  # have a place, and are to be prefilled
-        self._decoding: dict[str, Row] = {}
-        self._cached: dict[str, int] = {}  # trajectory -> tokens
+        cache = SimulatedCache(cost.cache_tokens(self._model) if cache_tokens is None else cache_tokens)
+        self.batch = SimulatedBatch(limits.max_sequences, cache)
+        self._overhead_s = overhead_s
         self._orders: list[Callable[[], None]] = []
         self._step: asyncio.TimerHandle | None = None
         self._since = 0.0
@@ -133,17 +139,17 @@ class SimulatedHost(Actor):
                 continue
             self._taken += 1
             self._reports.comes(request.request_id)
-            row = self._waiting[request.request_id] = Row(request, reply_to, derive(0, self._taken))
+            row = self.batch.waiting[request.request_id] = Row(request, reply_to, derive(0, self._taken))
             if not self._may_be_sampled(row):
                 self._end_superseded()
         for trajectory in message.ended:
-            self._cached.pop(trajectory, None)
+            self.batch.cache.forget(trajectory)
         self._order(lambda: None)
 
     @handler
     async def abort(self, message: HostAbort) -> None:
         def action() -> None:
-            row = self._take_out(message.request_id)
+            row = self.batch.take_out(message.request_id)
             if row is not None:
                 self._answer([row], "aborted")
 
@@ -151,7 +157,7 @@ class SimulatedHost(Actor):
 
     @handler(concurrent=True, cancellable=False)
     async def release(self, message: HostRelease) -> Released:
-        rows = await self._between_steps(lambda: [self._take_out(id_) for id_ in message.request_ids])
+        rows = await self._between_steps(lambda: [self.batch.take_out(id_) for id_ in message.request_ids])
         here = [row for row in rows if row is not None]
         self._account([], here)
         done = [row.sampled.completion("aborted") for row in here]
@@ -160,7 +166,7 @@ class SimulatedHost(Actor):
     @handler
     async def forget(self, message: HostForget) -> None:
         for trajectory in message.trajectories:
-            self._cached.pop(trajectory, None)
+            self.batch.cache.forget(trajectory)
 
     @handler(concurrent=True, cancellable=False)
     async def suspend(self, message: HostSuspend) -> Acknowledged:
@@ -174,9 +180,7 @@ class SimulatedHost(Actor):
             raise ValueError(f"version {message.version} is for a suspended engine, and {self._name} serves")
         self.version = message.version
         self._end_superseded()
-        self._cached.clear()
-        self._fresh |= self._decoding
-        self._decoding.clear()
+        self.batch.begin_anew()
         return Receipt(message.version, self._name, {}, np.zeros(1, np.float32))
 
     @handler(concurrent=True, cancellable=False)
@@ -208,7 +212,7 @@ class SimulatedHost(Actor):
 
     @handler(concurrent=True)
     async def tell_tokens(self, message: TellTokens) -> None:
-        here = self._waiting | self._fresh | self._decoding
+        here = self.batch.here()
         due = self._reports.due(here, {id_: row.brought for id_, row in here.items()})
         parts = await self._between_steps(lambda: self._sampled_since(due)) if due else []
         if parts:
@@ -217,7 +221,7 @@ class SimulatedHost(Actor):
                 self._reports.told(parts)
 
     def _sampled_since(self, due: list[tuple[str, int]]) -> list[Part]:
-        here = self._waiting | self._fresh | self._decoding
+        here = self.batch.here()
         found = ((id_, since, here[id_].sampled.since(since)) for id_, since in due if id_ in here)
         return [(id_, since, part) for id_, since, part in found if part is not None]
 
@@ -250,7 +254,7 @@ class SimulatedHost(Actor):
         if self._step is not None and self.hanging:
             self._step.cancel()
             self._step_s = 0.0
-        unfinished = sum(map(self._may_start, self._waiting.values())) + len(self._fresh) + len(self._decoding)
+        unfinished = sum(map(self._may_start, self.batch.waiting.values())) + self.batch.running
         self.meter.note(unfinished, stepping=self._step is not None)
 
     def _may_be_sampled(self, row: Row) -> bool:
@@ -258,61 +262,52 @@ class SimulatedHost(Actor):
         return bound is None or self.version is None or self.version <= bound
 
     def _end_superseded(self) -> None:
-        rows = [row for place in (self._waiting, self._fresh, self._decoding) for row in place.values()]
-        passed = [row for row in rows if not self._may_be_sampled(row)]
+        passed = [row for row in self.batch.here().values() if not self._may_be_sampled(row)]
         for row in passed:
-            self._take_out(row.request.request_id)
+            self.batch.take_out(row.request.request_id)
         self._answer(passed, "superseded")
 
     def _may_start(self, row: Row) -> bool:
         return row.request.from_version <= (self.version or 0)
 
     def _begin_step(self) -> None:
-        for id_, row in sorted(self._waiting.items(), key=_by_urgency):
-            if len(self._fresh) + len(self._decoding) >= self.limits.max_sequences:
-                break
-            if self._may_start(row):
-                self._fresh[id_] = self._waiting.pop(id_)
-        if self._fresh:
-            id_, row = next(iter(self._fresh.items()))
-            known = min(self._cached.get(row.request.trajectory, 0), row.length - 1)
-            takes_s = self._cost.prefill_s(self._model, row.length - known)
-            self.work.prefilled(row.length - known)
-            self._step = self._loop.call_later(takes_s, self._prefilled, id_, takes_s)
-        elif self._decoding:
-            rows = self._decoding.values()
-            context = sum(row.length for row in rows) / len(rows)
-            self._steps = min(row.left for row in rows)
-            self._step_s = self._cost.step_s(self._model, len(rows), context + self._steps / 2)
-            self._step = self._loop.call_at(self._since + self._steps * self._step_s, self._decoded)
+        self.batch.admit(self._may_start)
+        if self.batch.fresh:
+            self._prefill(self.batch.prefills())
+        elif self.batch.decoding:
+            self._decode()
 
-    def _prefilled(self, id_: str, took_s: float) -> None:
+    def _prefill(self, rows: list[Row]) -> None:
+        tokens = sum(row.missing for row in rows)
+        reading_s = self._cost.step_s(self._model, 0, 0)  # the weights, however few the tokens
+        takes_s = max(self._cost.prefill_s(self._model, tokens), reading_s) + self._overhead_s
+        self.work.prefilled(tokens)
+        self._step = self._loop.call_later(takes_s, self._prefilled, rows, takes_s)
+
+    def _prefilled(self, rows: list[Row], took_s: float) -> None:
         self.work.step(took_s)
-        row = self._decoding[id_] = self._fresh.pop(id_)
-        self._sampled([row], 1)
+        self._sampled(rows, 1)
+
+    def _decode(self) -> None:
+        self._steps = self.batch.steps()
+        rows = self.batch.decoding.values()
+        context = sum(row.length for row in rows) / len(rows)
+        self._step_s = self._cost.step_s(self._model, len(rows), context + self._steps / 2) + self._overhead_s
+        self._step = self._loop.call_at(self._since + self._steps * self._step_s, self._decoded)
 
     def _decoded(self) -> None:
-        count, lengths = self._steps, sum(row.length for row in self._decoding.values())
-        batch = len(self._decoding)
+        rows = list(self.batch.decoding.values())
+        count, batch, lengths = self._steps, len(rows), sum(row.length for row in rows)
         self.work.decoded(count * batch, round(count * (lengths + batch * (count - 1) / 2)))
         self.work.step(count * self._step_s, count)
-        self._sampled(list(self._decoding.values()), self._steps)
+        self._sampled(rows, count)
 
     def _sampled(self, rows: list[Row], count: int) -> None:
         self.progress.progressed()
-        for row in rows:
-            row.sample(self.version or 0, count)
-            self._cached[row.request.trajectory] = row.length
-        done = [row for row in rows if not row.left]
-        for row in done:
-            del self._decoding[row.request.request_id]
+        done = self.batch.sampled(rows, count, self.version or 0)
         for reason in ENDS:
             self._answer([row for row in done if row.sampled.end() == reason], reason)
         self._go_on()
-
-    def _take_out(self, id_: str) -> Row | None:
-        found = (place.pop(id_, None) for place in (self._waiting, self._fresh, self._decoding))
-        return next((row for row in found if row is not None), None)
 
     def _answer(self, rows: Sequence[Row], reason: FinishReason) -> None:
         for row in rows:
@@ -324,8 +319,3 @@ class SimulatedHost(Actor):
         tokens = sum(len(row.sampled) - row.brought for row in rows)
         sampled = [len(row.sampled) * whole for row in rows] if ids else []
         self.node.tell(self._proxy, Served(self._name, ids, tokens, sampled=sampled))
-
-
-def _by_urgency(waiting: tuple[str, Row]) -> bool:
-    """Sorts urgent ones first, each kind in the order in which it came."""
-    return not waiting[1].request.urgent

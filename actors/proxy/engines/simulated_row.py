@@ -42,6 +42,7 @@ class Row:
         self.reply_to = reply_to
         self.sampled = Sampled(request, text_of)
         self.brought = len(self.sampled)
+        self.missing = 0  # tokens that are still to be computed, once it has a place
         self._seed = seed if request.seed is None else request.seed
         self._allowed = None if request.allowed_token_ids is None else np.unique(request.allowed_token_ids)
         self._logprob = -math.log(VOCABULARY if self._allowed is None else len(self._allowed))
