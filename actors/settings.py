@@ -49,7 +49,10 @@ class RewardSettings(Settings, frozen=True):
 class RolloutSettings(Settings, frozen=True):
     """How actions are sampled."""
 
-    engine: Literal["auto", "torch", "vllm"] = "auto"  # auto: vllm where it is installed
+    # auto: vllm where it is installed; openai and sglang are servers that somebody else has started
+    engine: Literal["auto", "torch", "vllm", "openai", "sglang"] = "auto"
+    servers: list[str] = []  # their URLs, an engine each: http://HOST:8000/v1 (openai), http://HOST:30000 (sglang)
+    server_key: str | None = None  # environment variable that has the key which they want
     proxies: int = 1  # proxies, each with its own engines, that a run waits for to begin; more may join at any time
     engines: int | Literal["auto"] = "auto"  # engine processes of each proxy
     threads: int | Literal["auto"] = "auto"  # CPU threads of one engine

@@ -200,6 +200,8 @@ async def start_proxy(context: RoleContext) -> None:
             "cuda_graphs": job.rollout.cuda_graphs,
             "load_every_s": job.rollout.load_every_s,
             "tokens_every_s": job.rollout.tokens_every_s,
+            "url": job.rollout.servers[index] if job.rollout.servers else None,
+            "key_variable": job.rollout.server_key,
         }
         spec = context.child(place.name, settings)
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)

@@ -41,6 +41,7 @@ class Admission:
             max(one.max_model_len for one in every),
             max(one.vocabulary for one in every),
             any(one.texts for one in every),
+            any(one.masks for one in every),
         )
 
     def first(self, request: GenerateRequest) -> str:

@@ -38,7 +38,7 @@ from coordinator.messages import ROLES, Role
 from coordinator.metadata.protocol import StoreError
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_trackers
-from coordinator.resources.resolve import resolve
+from coordinator.resources.resolve import check_trainable, resolve
 from hwprobe import build_affinity_map, probe
 
 JOIN_TIMEOUT_S = 60.0
@@ -120,6 +120,7 @@ def _coordinate(arguments: argparse.Namespace) -> int:
     job, placement = resolve(written, affinity, here=())
     job_directory = arguments.job.resolve().parent
     check_trackers(job)
+    check_trainable(job)
     check_job(job, job_directory)
     with RunDirectory.create(arguments.runs, job.name) as directory:
         directory.write_job(job)

@@ -28,7 +28,7 @@ from coordinator.observe.progress import open_progress
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
 from coordinator.preflight import check_job, check_policy, check_trackers
 from coordinator.recovery import run_to_its_end
-from coordinator.resources.resolve import Placement, resolve
+from coordinator.resources.resolve import Placement, check_trainable, resolve
 from coordinator.train_only import FromDump
 from hwprobe import AffinityMap, build_affinity_map, probe
 
@@ -85,6 +85,7 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.from_dump is not None:
         return _from_dump(arguments, job_directory)
     job, affinity, placement = prepare(arguments.job, arguments.overrides)
+    check_trainable(job)
     check_trackers(job)
     check_job(job, job_directory)
     if arguments.dry_run:

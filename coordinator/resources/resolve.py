@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from actors.proxy.engines import EngineKind
 from actors.proxy.routing import preferred_class
 from coordinator.job import Job, JobError
 from coordinator.messages import ROLES, Role
@@ -88,7 +89,7 @@ def resolve(
     """Replace every "auto" and place every process of this host; ``here``: the roles that it has, which share what
     there is; ``offline``: the trainer's alone. Raises ``JobError`` for what cannot fit."""
     here = ("trainer",) if offline else here
-    plays = "proxy" in here
+    plays = "proxy" in here and not job.rollout.servers  # servers have devices of their own
     ranks, training = job.train.tensor_parallel, job.train.tensor_parallel if "trainer" in here else 0
     cpu = next(device for device in affinity.devices if device.id == "cpu")
     gpus, team = list(affinity.gpus), job.rollout.tensor_parallel
@@ -102,7 +103,8 @@ def resolve(
     if gpus:
         trained_on, played_on, notes = _split(affinity, training, job, plays=plays)
         for_training, for_rollout = trained_on or for_training, played_on or for_rollout
-    engines = _or(job.rollout.engines, len(for_rollout))
+    kind = _engine_kind(job)
+    engines = _or(job.rollout.engines, len(job.rollout.servers) or len(for_rollout))
     processes = max(1, training + engines * playing)
     threads = max(1, affinity.cores // processes)
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
@@ -112,7 +114,6 @@ def resolve(
         raise JobError(
             f"train.tensor_parallel: {ranks} does not divide the policy's key-value heads ({facts.kv_heads})"
         )
-    kind = _engine_kind(job)
     _check_team(team, kind, facts)
     longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
     if job.rollout.max_model_len != "auto" and not 2 <= job.rollout.max_model_len <= longest:
@@ -220,7 +221,24 @@ def _first(bindings: list[Binding]) -> Binding | None:
     return next((binding for binding in bindings if binding.role == "decode"), None)
 
 
-def _engine_kind(job: Job) -> Literal["torch", "vllm"]:
+def check_trainable(job: Job) -> None:
+    """Raises ``JobError`` for engines that cannot be given new weights."""
+    if job.rollout.engine == "openai":
+        raise JobError(
+            "rollout.engine: openai servers keep the weights that they were started with, so nothing can be trained "
+            "with them; use them with bin/rollout, or train with rollout.engine=torch, vllm or sglang"
+        )
+
+
+def _engine_kind(job: Job) -> EngineKind:
+    served, servers = job.rollout.engine in ("openai", "sglang"), job.rollout.servers
+    if served != bool(servers):
+        wanted = "the URLs of its servers" if served else "none, which only openai and sglang engines have"
+        raise JobError(f"rollout.servers: expected {wanted}, found {servers} with rollout.engine={job.rollout.engine}")
+    if served and job.rollout.proxies > 1:
+        raise JobError(f"rollout.proxies: servers belong to one proxy, found {job.rollout.proxies}")
+    if served and job.rollout.engines not in ("auto", len(servers)):
+        raise JobError(f"rollout.engines: expected one for each of {len(servers)} servers, found {job.rollout.engines}")
     installed = importlib.util.find_spec("vllm") is not None
     if job.rollout.engine == "auto":
         return "vllm" if installed else "torch"

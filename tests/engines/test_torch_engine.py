@@ -304,8 +304,8 @@ def test_bfloat16_runs_in_bfloat16_and_stays_near_float32(tmp_path: Path) -> Non
 
 
 def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected torch or vllm, found 'sglang'"):
-        make_engine("sglang", tmp_path, max_sequences=1, max_model_len=8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected torch, vllm, openai or sglang, found 'trt'"):
+        make_engine("trt", tmp_path, max_sequences=1, max_model_len=8)  # type: ignore[arg-type]
 
 
 def test_naming_the_engines_imports_no_model_code() -> None:

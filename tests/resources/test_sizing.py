@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from coordinator.job import JobError, convert
-from coordinator.resources.resolve import Placement, resolve
+from coordinator.resources.resolve import Placement, check_trainable, resolve
 from hwprobe import Cpu, Gpu, GpuSlice, Hardware, Memory, NumaNode, build_affinity_map
 
 GIB = 1 << 30
@@ -135,3 +135,33 @@ def test_an_engine_on_several_devices_is_refused_where_it_cannot_be() -> None:
         placed(machine(8, 8), "rollout.engine=vllm", "rollout.tensor_parallel=3")
     with pytest.raises(JobError, match="1 ranks and an engine need 3 GPUs, found 2"):
         placed(machine(8, 8, cards("NVIDIA H20", 2)), "rollout.engine=vllm", "rollout.tensor_parallel=2")
+
+
+def test_an_engine_for_each_server_needs_no_device_of_this_host() -> None:
+    servers = 'rollout.servers=["http://a:30000", "http://b:30000"]'
+    placement = placed(machine(8, 8, cards("NVIDIA H20", 1)), "rollout.engine=sglang", servers)
+    found = [(place.name, place.device, place.cuda) for place in placement.of("engine")]
+    assert found == [("engine-0", "cpu", ""), ("engine-1", "cpu", "")]
+    assert [place.hardware_class for place in placement.of("trainer")] == ["H20"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["rollout.engine=sglang"], "expected the URLs of its servers"),
+        (["rollout.engine=torch", 'rollout.servers=["http://a"]'], "expected none, which only openai and sglang"),
+        (
+            ["rollout.engine=openai", 'rollout.servers=["http://a/v1"]', "rollout.engines=2"],
+            "expected one for each of 1 servers, found 2",
+        ),
+    ],
+)
+def test_servers_that_do_not_fit_the_engine_are_refused(overrides: list[str], why: str) -> None:
+    with pytest.raises(JobError, match=why):
+        placed(machine(8, 8), *overrides)
+
+
+def test_nothing_is_trained_with_a_server_that_keeps_its_weights() -> None:
+    job = convert({}, "job.yaml", ["rollout.engine=openai", 'rollout.servers=["http://a/v1"]'])
+    with pytest.raises(JobError, match="keep the weights that they were started with"):
+        check_trainable(job)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from actors.proxy.engines.protocol import Engine
     from actors.proxy.engines.sampled import Texts
 
-EngineKind = Literal["torch", "vllm"]
+EngineKind = Literal["torch", "vllm", "openai", "sglang"]
 
 
 def make_engine(
@@ -24,6 +24,8 @@ def make_engine(
     tensor_parallel: int = 1,
     cuda_graphs: bool = True,
     texts: Texts | None = None,
+    url: str | None = None,
+    key: str | None = None,
 ) -> Engine:
     """An engine with the policy of ``policy_dir/config.json`` that serves nothing before ``load_weights``.
 
@@ -31,7 +33,8 @@ def make_engine(
     ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. ``texts``
     reads tokens; without it, requests with stop strings are refused. An engine sets process-wide
     state: give each a process of its own, and its thread count by OMP_NUM_THREADS before this is called.
-    ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU.
+    ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU. ``url`` and ``key``
+    are those of a server (openai, sglang), which is set up by whoever has started it.
     """
     if kind == "torch":
         if tensor_parallel != 1:
@@ -61,4 +64,30 @@ def make_engine(
             cuda_graphs=cuda_graphs,
             texts=texts,
         )
-    raise ValueError(f"rollout.engine: expected torch or vllm, found {kind!r}")
+    if kind == "openai" and url is not None:
+        from actors.proxy.engines.openai_engine import OpenAIEngine  # noqa: PLC0415
+
+        return OpenAIEngine(
+            policy_dir,
+            url=url,
+            key=key,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            seed=seed,
+            texts=texts,
+        )
+    if kind == "sglang" and url is not None:
+        from actors.proxy.engines.sglang_engine import SglangEngine  # noqa: PLC0415
+
+        return SglangEngine(
+            policy_dir,
+            url=url,
+            key=key,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            seed=seed,
+            texts=texts,
+        )
+    if kind in ("openai", "sglang"):
+        raise ValueError(f"rollout.engine: a {kind} engine is a server: expected its URL (rollout.servers), found none")
+    raise ValueError(f"rollout.engine: expected torch, vllm, openai or sglang, found {kind!r}")

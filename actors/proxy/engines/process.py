@@ -6,6 +6,7 @@ that it is ready, and reports its spans until it is stopped.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,8 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     cuda_graphs: bool = True
     policy: Policy | None = None  # whose tokenizer reads tokens, for stop strings; None: there are none
+    url: str | None = None  # of a server
+    key_variable: str | None = None  # environment variable that has the server's key
     proxy_actor: str = "proxy"
     load_every_s: float = LOAD_EVERY_S  # how often it is measured, and told, how loaded the engine is
     tokens_every_s: float = TOKENS_EVERY_S  # how often it is told what running requests have sampled
@@ -85,6 +88,8 @@ def _build(settings: EngineProcessSettings) -> Engine:
             seed=settings.seed,
             tensor_parallel=settings.tensor_parallel,
             cuda_graphs=settings.cuda_graphs,
+            url=settings.url,
+            key=os.environ.get(settings.key_variable) if settings.key_variable else None,
             texts=None if settings.policy is None else load_tokenizer(settings.policy).decode,
         )
     finally:

@@ -105,6 +105,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_model_len: int  # tokens of prompt and completion together
     vocabulary: int = 0  # token ids are below it; 0: not known
     texts: bool = False  # whether it can read tokens: without that, no stop strings
+    masks: bool = True  # whether it can sample from allowed tokens alone
 
 
 class Engine(Protocol):

@@ -71,6 +71,10 @@ def check(request: GenerateRequest, limits: EngineLimits) -> None:
     _check_ids(who, "stop token", request.stop_token_ids, vocabulary)
     if request.logprobs and 0 < vocabulary < request.logprobs:
         raise EngineRefusal(f"{who}: logprobs is {request.logprobs}, but the vocabulary has {vocabulary} tokens")
+    if request.allowed_token_ids is not None and not limits.masks:
+        raise EngineRefusal(
+            f"{who}: {len(request.allowed_token_ids)} tokens are allowed, but this engine samples from all"
+        )
     if request.stop and not limits.texts:
         raise EngineRefusal(
             f"{who}: it has stop strings, but this engine has no tokenizer to read tokens with; use stop_token_ids"

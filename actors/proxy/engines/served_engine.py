@@ -1,0 +1,247 @@
+"""An engine that is a server, asked over HTTP: what servers of different interfaces have in common.
+
+    add --> waiting --step, where there is room--> a stream in a thread of its own --tokens--> step --> Completion
+                ^                                                       |
+                +------------- load_weights, with the tokens so far ----+
+
+Invariant: the tokens of every unfinished request are held here, and the server holds only what can be asked of it
+again. What has come before ``load_weights`` begins has the old version; then every stream is closed before the server
+is given anything, and the requests are asked anew as prompt + tokens so far.
+
+A server goes on by itself between two calls of ``step``: what it samples meanwhile waits here.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actors.proxy.engines.http_server import Server, ServerError, Stream
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.sampled import Ranked, Sampled, Texts
+from actors.proxy.engines.seeds import derive
+from actors.proxy.engines.validation import check, check_score
+from actors.proxy.engines.work import WorkMeter
+
+if TYPE_CHECKING:
+    import torch
+
+WAIT_S = 0.05
+"""How long a step waits for a server that has nothing to say."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One that a server has sampled."""
+
+    id: int
+    logprob: float
+    ranked: Ranked | None  # the most probable ones, where they were asked for
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one event of a stream says."""
+
+    tokens: Sequence[Token]
+    ended: str = ""  # why the server has ended the request, in its words
+
+
+class _Held:
+    """An unfinished request."""
+
+    def __init__(self, request: GenerateRequest, seed: int, texts: Texts | None) -> None:
+        self.request = request
+        self.seed = seed
+        self.sampled = Sampled(request, texts)
+        self.submission = 0  # its number, new whenever it is asked of the server; 0 while it waits
+        self.stream: Stream | None = None
+
+    def withdraw(self) -> None:
+        """What its thread still says is of no interest."""
+        self.submission = 0
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
+
+
+class ServedEngine(ABC):
+    """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods."""
+
+    def __init__(self, server: Server, limits: EngineLimits, *, seed: int = 0, texts: Texts | None = None) -> None:
+        self.server = server
+        self.limits = limits
+        self.work = WorkMeter()
+        self._texts = texts
+        self._random = np.random.default_rng(seed)
+        self._held: dict[str, _Held] = {}
+        self._by_submission: dict[int, _Held] = {}
+        self._submissions = 0
+        self._said: SimpleQueue[tuple[int, Piece | ServerError]] = SimpleQueue()
+        self._done: list[Completion] = []
+        self._version: int | None = None
+
+    # ---- what an interface is ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self, request: GenerateRequest, tokens: Sequence[int], left: int, seed: int, name: str) -> Stream:
+        """Ask for at most ``left`` tokens behind ``tokens``. Called in the request's thread."""
+
+    @abstractmethod
+    def pieces(self, request: GenerateRequest, stream: Stream) -> Iterator[Piece]:
+        """What a stream says. Called in the request's thread."""
+
+    @abstractmethod
+    def take_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        """Have the server use these; it works on nothing. Returns their digests."""
+
+    @abstractmethod
+    def ask_scores(self, tokens: list[int]) -> list[float]:
+        """Log-probabilities of tokens[1:]."""
+
+    # ---- the protocol --------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerateRequest) -> None:
+        check(request, self.limits)
+        if request.request_id in self._held:
+            raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
+        seed = int(self._random.integers(2**63)) if request.seed is None else request.seed
+        self._held[request.request_id] = _Held(request, seed, self._texts)
+
+    def abort(self, request_id: str) -> Completion | None:
+        self._take_all(wait_s=0.0)
+        held = self._held.get(request_id)
+        return None if held is None else self._finish(held, "aborted")
+
+    def sampled(self, request_id: str, since: int) -> Begun | None:
+        held = self._held.get(request_id)
+        return None if held is None else held.sampled.since(since)
+
+    def unfinished(self) -> int:
+        return len(self._held) + len(self._done)
+
+    def step(self) -> Sequence[Completion]:
+        if self._version is None:
+            return ()
+        self._ask_for_more()
+        self._take_all(wait_s=0.0 if self._done else WAIT_S)
+        done, self._done = self._done, []
+        return done
+
+    def load_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+        self._take_all(wait_s=0.0)
+        self._version = None
+        for held in self._held.values():
+            held.withdraw()
+        self._by_submission.clear()
+        digests = self.take_weights(version, tensors)
+        self._version = version
+        return digests
+
+    def score(self, tokens: np.ndarray) -> np.ndarray:
+        check_score(tokens, self.limits, self._version)
+        if len(tokens) == 1:
+            return np.empty(0, dtype=np.float32)
+        return np.array(self.ask_scores(tokens.tolist()), dtype=np.float32)
+
+    def forget(self, trajectory: str) -> None:  # noqa: B027  (of the protocol)
+        """Nothing to do: servers keep prefixes by their own rules."""
+
+    def close(self) -> None:
+        self._version = None
+        for held in self._held.values():
+            held.withdraw()
+        self._held.clear()
+        self._by_submission.clear()
+        self._done.clear()
+
+    # ---- streams -------------------------------------------------------------------------------------------------
+
+    def _ask_for_more(self) -> None:
+        waiting = [held for held in self._held.values() if not held.submission]
+        waiting.sort(key=lambda held: not held.request.urgent)
+        for held in waiting[: max(0, self.limits.max_sequences - len(self._by_submission))]:
+            self._submissions += 1
+            held.submission = self._submissions
+            self._by_submission[held.submission] = held
+            tokens = held.request.prompt.tolist() + held.sampled.tokens
+            left = held.request.max_tokens - len(held.sampled)
+            seed = derive(held.seed, len(held.sampled))  # it goes on from another point of its stream of random numbers
+            arguments = (held, held.submission, tokens, left, seed)
+            threading.Thread(target=self._read, args=arguments, name="engine-stream", daemon=True).start()
+
+    def _read(self, held: _Held, submission: int, tokens: list[int], left: int, seed: int) -> None:
+        """In a thread of its own: pass on what the server says, to its end or until it is withdrawn."""
+        try:
+            stream = self.open(held.request, tokens, left, seed, f"{held.request.request_id}/{submission}")
+            held.stream = stream
+            if held.submission != submission:  # withdrawn meanwhile
+                stream.close()
+                return
+            for piece in self.pieces(held.request, stream):
+                self._said.put((submission, piece))
+        except ServerError as error:
+            self._said.put((submission, error))
+
+    def _take_all(self, *, wait_s: float) -> None:
+        """Take in what servers have said; where that is nothing, wait so long for it."""
+        try:
+            submission, said = self._said.get(timeout=wait_s) if wait_s else self._said.get_nowait()
+            while True:
+                held = self._by_submission.get(submission)
+                if held is not None:
+                    self._take(held, said)
+                submission, said = self._said.get_nowait()
+        except Empty:
+            return
+
+    def _take(self, held: _Held, said: Piece | ServerError) -> None:
+        if isinstance(said, ServerError):
+            raise said  # without its server an engine is dead: its requests go on elsewhere
+        for token in said.tokens:
+            if len(held.sampled) == (0 if held.request.begun is None else len(held.request.begun.tokens)):
+                self.work.prefilled(len(held.request.prompt) + len(held.sampled))
+            else:
+                self.work.decoded(1, len(held.request.prompt) + len(held.sampled))
+            held.sampled.add(token.id, token.logprob, self._version or 0)
+            if token.ranked is not None:
+                held.sampled.rank(token.ranked)
+            reason = held.sampled.end()
+            if reason is not None:
+                self._done.append(self._finish(held, reason))
+                return
+        if said.ended:
+            raise ServerError(
+                f"{self.server.url}: request {held.request.request_id} was ended after {len(held.sampled)} tokens "
+                f"({said.ended}), before a stop token, a stop string or max_tokens={held.request.max_tokens}"
+            )
+
+    def _finish(self, held: _Held, reason: FinishReason) -> Completion:
+        del self._held[held.request.request_id]
+        self._by_submission.pop(held.submission, None)
+        held.withdraw()
+        return held.sampled.completion(reason)
+
+
+def vocabulary_of(policy_dir: Path) -> int:
+    """Token ids are below it."""
+    return int(json.loads((policy_dir / "config.json").read_text())["vocab_size"])
+
+
+def field(answer: Any, *path: str | int) -> Any:
+    """What is there in a server's answer. Raises ``ServerError`` naming what is missing."""
+    found = answer
+    for step in path:
+        try:
+            found = found[step]
+        except (KeyError, IndexError, TypeError):
+            raise ServerError(f"expected {'.'.join(map(str, path))} in the answer, found {str(answer)[:200]}") from None
+    return found
