@@ -15,7 +15,9 @@ from coordinator.observe.lines import LineWriter
 from coordinator.observe.rundir import RunDirectory
 from coordinator.scheduling.journal import Event, FileJournal
 from hwprobe.doctor import Examined, Unable
+from tests.end_to_end.runs import trained
 from tests.observe.samples import evaluation, step
+from tests.support.running import ran
 
 UP_AND_DOWN = [0.5 + (0.3 if number % 2 else -0.3) for number in range(20)]  # 0.5 +- 60%
 STEADY = [0.8 + (0.04 if number % 2 else -0.04) for number in range(20)]  # 0.8 +- 5%
@@ -141,3 +143,73 @@ def test_a_young_run_has_too_few_evaluations(tmp_path: Path) -> None:
     assert msgspec.to_builtins(training.judge(training.read(run(tmp_path, [0.0] * 20))))["notes"] == [
         "the last 20 evaluations have a mean of 0"
     ]
+
+
+# Real runs: the answer to each of ten questions is learned, or, with steps that are far too large, gone again.
+
+SWINGS = '''
+from actors.env.protocol import Observation, Step
+from actors.trajectory import Trajectory
+
+
+class Digits:
+    """One turn: is the last digit below five?"""
+
+    def reset(self, task: int) -> Observation:
+        self._low = task % 10 < 5
+        return Observation(f"{task % 10}?", ("y", "n"))
+
+    def step(self, action: str) -> Step:
+        right = (action == "y") == self._low
+        return Step(Observation(".", ("y", "n")), reward=float(right), terminated=True)
+
+
+def broken(trajectory: Trajectory) -> float:
+    """No number for two of the digits, where the answer was right."""
+    return float("nan") if trajectory.env_return and trajectory.task % 10 in (1, 2) else trajectory.env_return
+'''
+SWINGS_JOB = """
+environment: {name: "swings:Digits", max_turns: 1}
+policy: {shape: {hidden_size: 32, layers: 1}}
+rollout: {engine: torch, max_tokens_per_turn: 1}
+train: {steps: 26, entropy_bonus: 3.0}  # which never lets the policy rest
+scheduling: {alpha: 0}  # the same run every time
+evaluation: {every: 1, episodes: 50}
+"""
+TOO_LARGE = ("train.steps=22", "train.learning_rate=0.05")  # fifty times the usual rate
+
+
+def found_in_a_real_run(directory: Path, *overrides: str) -> tuple[int, str]:
+    """Exit status and output of ``bin/doctor RUN --only training``."""
+    (directory / "swings.py").write_text(SWINGS)
+    (directory / "job.yaml").write_text(SWINGS_JOB)
+    ended = trained(directory, str(directory / "job.yaml"), *overrides, timeout_s=170.0)
+    assert ended.status == 0, ended
+    doctor = ("coordinator.commands.doctor", str(directory / "runs" / "latest"), "--only", "training")
+    told = ran(*doctor, directory=directory, timeout_s=60.0, name="doctor")
+    return told.status, " ".join(told.stdout.split())
+
+
+@pytest.mark.deep
+def test_a_real_run_that_learns_is_healthy(tmp_path: Path) -> None:
+    status, said = found_in_a_real_run(tmp_path)
+    assert status == 0, said
+    assert "over 20 evaluations" in said
+
+
+@pytest.mark.deep
+def test_a_real_run_with_steps_that_are_far_too_large_is_found(tmp_path: Path) -> None:
+    status, said = found_in_a_real_run(tmp_path, *TOO_LARGE)
+    assert status == 1, said
+    assert "warning: training: evaluations" in said
+    assert "expected at most 15%" in said
+    assert "halve train.learning_rate" in said
+
+
+@pytest.mark.deep
+def test_real_rewards_that_are_no_numbers_are_found(tmp_path: Path) -> None:
+    status, said = found_in_a_real_run(tmp_path, *TOO_LARGE, "reward.function=swings:broken")
+    assert status == 1, said
+    assert "trajectories were lost as reward_failed" in said
+    assert "expected the reward to be a finite number, found nan" in said
+    assert "make swings:broken return a number" in said
