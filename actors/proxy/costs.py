@@ -11,7 +11,7 @@ prefix as long as the class has a share of the task at all. Tasks without shares
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -32,6 +32,7 @@ class Costs:
 
     def __init__(self, model: CostModel, affinity: Mapping[str, str]) -> None:
         self._model = model
+        self.rates: Callable[[str], Rates] = model.rates
         self._affinity = dict(affinity)
         self._apportionment = Apportionment()
         self._orders: list[MappingOrder] = []
@@ -65,9 +66,6 @@ class Costs:
         fit = self._model.demand.tasks.get(task)
         expected = most if fit is None or not fit.known else min(most, fit.response - begun)
         return Need(len(request.prompt) + begun, max(1.0, expected))
-
-    def rates(self, hardware_class: str) -> Rates:
-        return self._model.rates(hardware_class)
 
     def preferred(self, task: str, holder: str | None, serving: Collection[str]) -> str | None:
         """The class for a turn; ``holder``: the class of the engine that has the prefix, ``serving``: classes that it

@@ -4,16 +4,18 @@ Invariants:
 
 - ``in_flight`` holds every request that was given to it and is not known to be answered or moved; those in ``outbox``
   are among them, and have not been sent yet;
-- ``outstanding`` is the sum of what those were said to cost when they were given, and ``context`` of the tokens that
-  they need room for: integers, which leave nothing behind when the last request goes;
+- ``outstanding`` is the sum of what is left of what those claimed when they were given, and ``context`` of the tokens
+  that they need room for: integers, which leave nothing behind when the last request goes;
 - whoever orders engines by load is told of every change of it, and of state and version.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
+
+import msgspec
 
 from actors.core import Ref
 from actors.proxy.engines.load import EngineLoad
@@ -27,6 +29,15 @@ Kind = tuple[State, str, int | None]
 
 NO_LIMITS = EngineLimits(max_sequences=1, max_model_len=1)
 """Of an engine that has not said any."""
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """What a request takes of an engine, in nanoseconds of its time and in tokens."""
+
+    prefill_ns: int
+    decode_ns: int
+    sampled: int  # tokens that are expected to be sampled, 1 or more
+    length: int  # tokens that it has in the end
 
 
 def _nobody(entry: EngineEntry) -> None:
@@ -53,7 +64,8 @@ class EngineEntry:
         self.measured_at = 0.0
         self.changed: Callable[[EngineEntry], None] = _nobody
         self.stamp = 0  # of the last change, for whoever orders engines
-        self._costs: dict[str, tuple[int, int]] = {}  # of what is in flight: nanoseconds, tokens
+        self._claims: dict[str, Claim] = {}  # of what is in flight
+        self._left: dict[str, int] = {}  # nanoseconds, likewise
         self._last = 0  # nanoseconds of what was given last
         self._state: State = "starting"
         self._version: int | None = None
@@ -108,29 +120,39 @@ class EngineEntry:
 
     # ---- what is with it -----------------------------------------------------------------------------------------
 
-    def give(self, add: Add, nanoseconds: int, tokens: int) -> None:
-        """A request, what it will cost here, and how long it will be in the end."""
+    def give(self, add: Add, claim: Claim) -> None:
         id_ = add.request.request_id
         self.in_flight[id_] = add
-        self._costs[id_] = nanoseconds, tokens
-        self.outstanding += nanoseconds
-        self.context += tokens
-        self._last = nanoseconds
+        self._claims[id_] = claim
+        self._left[id_] = self._last = claim.prefill_ns + claim.decode_ns
+        self.outstanding += self._last
+        self.context += claim.length
+        self.changed(self)
+
+    def advanced(self, sampled: Iterable[tuple[str, int]]) -> None:
+        """It has told that requests have so many tokens by now, without what they had brought. Others are ignored."""
+        for id_, count in sampled:
+            claim = self._claims.get(id_)
+            if claim is not None and count > 0:
+                # One that is longer than was expected is taken to end with its next token.
+                left = claim.decode_ns * max(1, claim.sampled - count) // claim.sampled
+                self.outstanding += left - self._left[id_]
+                self._left[id_] = left
         self.changed(self)
 
     def take(self, request_id: str) -> Add | None:
         """It is here no more; None where it was not."""
         add = self.in_flight.pop(request_id, None)
         if add is not None:
-            nanoseconds, tokens = self._costs.pop(request_id)
-            self.outstanding -= nanoseconds
-            self.context -= tokens
+            self.outstanding -= self._left.pop(request_id)
+            self.context -= self._claims.pop(request_id).length
             self.changed(self)
         return add
 
     def take_all(self) -> dict[str, Add]:
         taken, self.in_flight = self.in_flight, {}
-        self._costs.clear()
+        self._claims.clear()
+        self._left.clear()
         self.outstanding = self.context = 0
         self.changed(self)
         return taken

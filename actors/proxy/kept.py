@@ -125,6 +125,13 @@ def unpack(report: SampledSoFar) -> Iterator[Part]:
         start += count
 
 
+def sampled_so_far(report: SampledSoFar, in_flight: Mapping[str, Add]) -> Iterator[tuple[str, int]]:
+    """How many tokens each request has, without what it had brought."""
+    for id_, end in zip(report.request_ids, (report.since + report.counts).tolist(), strict=True):
+        if id_ in in_flight:
+            yield id_, end - _brought(in_flight[id_])
+
+
 def _brought(add: Add) -> int:
     return 0 if add.request.begun is None else len(add.request.begun.tokens)
 

@@ -54,19 +54,15 @@ class Group:
 
     def least(self, barred: str | None = None) -> Ranked | None:
         """The least loaded one, of those with another name than that."""
-        first = self._first()
-        if first is None or first[2] != barred:
-            return first
-        aside = heapq.heappop(self._heap)
-        found = self._first()
-        heapq.heappush(self._heap, aside)
-        return found
-
-    def _first(self) -> Ranked | None:
         heap = self._heap
         while heap and heap[0][4].stamp != heap[0][3]:  # it has changed since
             heapq.heappop(heap)
-        return heap[0] if heap else None
+        if not heap or heap[0][2] != barred:
+            return heap[0] if heap else None
+        aside = heapq.heappop(heap)
+        found = self.least()
+        heapq.heappush(heap, aside)
+        return found
 
 
 class Pool:
@@ -76,6 +72,7 @@ class Pool:
         self.engines: dict[str, EngineEntry] = {engine.name: engine for engine in engines}
         self._states: Counter[State] = Counter()
         self._groups: dict[Kind, Group] = {}
+        self._open: list[Group] | None = None  # that requests may go to, until an engine changes its kind
         self._counted: dict[str, tuple[Kind, int, int]] = {}  # engine -> where it counts, with what requests and places
         for engine in self.engines.values():
             engine.changed = self._changed
@@ -101,7 +98,9 @@ class Pool:
     def groups(self) -> list[Group]:
         """Those that a request may go to. Where none serves: a suspended one has room to wait in, and may hold the
         prefix."""
-        return self.of("serving" if self.serves else "suspended")
+        if self._open is None:
+            self._open = self.of("serving" if self.serves else "suspended")
+        return self._open
 
     def of(self, state: State) -> list[Group]:
         """Those whose engines are in this state."""
@@ -119,6 +118,7 @@ class Pool:
             group = self._groups[kind]
             group.count(0, requests - before[1], places - before[2])
         else:
+            self._open = None
             if before is not None:
                 self._leave(*before)
             group = self._groups.setdefault(kind, Group(kind))

@@ -34,7 +34,7 @@ from actors.proxy.costs import Costs
 from actors.proxy.engines.protocol import Begun, FinishReason, nothing_sampled
 from actors.proxy.entry import EngineEntry
 from actors.proxy.fleet import Fleet
-from actors.proxy.kept import Kept, with_begun
+from actors.proxy.kept import Kept, sampled_so_far, with_begun
 from actors.proxy.messages import (
     ADVICE,
     Abort,
@@ -208,8 +208,7 @@ class LLMProxy(Actor):
         left = self._engines.get(self._prefixes.holder.get(trajectory, engine.name), engine)
         if left is not engine and left.host is not None:
             self.tell_forget(left, trajectory)
-        places = engine.limits.max_sequences
-        engine.give(add, need.work_ns(self._costs.rates(engine.hardware_class), cached, places), need.length)
+        engine.give(add, need.claim(self._costs.rates(engine.hardware_class), cached, engine.limits.max_sequences))
         engine.outbox.append(add)
         self._where[request.request_id] = engine.name
         self._prefixes.put(trajectory, engine, len(request.prompt))
@@ -320,6 +319,7 @@ class LLMProxy(Actor):
         engine = self._engines.get(message.engine)
         if engine is not None:
             self._kept.take(message, engine.in_flight)
+            engine.advanced(sampled_so_far(message, engine.in_flight))
         return Acknowledged()
 
     def _forget(self, id_: str) -> None:

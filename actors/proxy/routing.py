@@ -4,6 +4,7 @@
                           + tokens to be computed x s/token      (prompt, less what the engine has of it from before)
                           + tokens to be sampled x s/step        (by the task's mean; in a batch as is usual there)
     costs the engine     =  the second line + tokens to be sampled x s/step of a full batch / its places
+                            (and later, of that, what is left of it by the tokens that the engine has told of)
 
 Seconds come of the cost model (``hwprobe.costmodel``), which knows what each class reaches of its arithmetic and
 bandwidth. The class that is declared or ordered for a task is a prior: an engine of another class is taken
@@ -25,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from actors.proxy.entry import EngineEntry
+from actors.proxy.entry import Claim, EngineEntry
 from actors.proxy.pool import Group
 from hwprobe.costmodel import Rates
 
@@ -40,24 +41,23 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     prompt: int  # tokens
     sampled: float  # tokens that are expected to be sampled
 
-    @property
-    def length(self) -> int:
-        """In the end."""
-        return self.prompt + math.ceil(self.sampled)
+    def answer_ns(self, rates: Rates, cached: int, batch: float) -> int:
+        """Until it is answered, one sequence among so many of its length. At least the last token of the prompt is
+        computed, whatever is cached."""
+        prompt, sampled = self.prompt, self.sampled
+        fresh = prompt - cached
+        prefill_s = (fresh if fresh > 1 else 1) * rates.token_s
+        return int((prefill_s + sampled * rates.step_s(batch, prompt + sampled / 2)) * NS)
 
-    def prefill_ns(self, rates: Rates, cached: int) -> int:
-        """At least the last token is computed, whatever is cached."""
-        fresh = self.prompt - cached
-        return int((fresh if fresh > 1 else 1) * rates.token_s * NS)
-
-    def decode_ns(self, rates: Rates, batch: float) -> int:
-        """One sequence among so many of its length."""
-        sampled = self.sampled
-        return int(sampled * rates.step_s(batch, self.prompt + sampled / 2) * NS)
-
-    def work_ns(self, rates: Rates, cached: int, places: int) -> int:
+    def claim(self, rates: Rates, cached: int, places: int) -> Claim:
         """What it takes of an engine's time, which others do not have."""
-        return self.prefill_ns(rates, cached) + self.decode_ns(rates, places) // places
+        step_s = rates.step_s(places, self.prompt + self.sampled / 2)
+        return Claim(
+            prefill_ns=int(max(1, self.prompt - cached) * rates.token_s * NS),
+            decode_ns=int(self.sampled * step_s * NS) // places,
+            sampled=math.ceil(self.sampled),
+            length=self.prompt + math.ceil(self.sampled),
+        )
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -95,18 +95,17 @@ def choose(
             continue
         full, ahead, name, _, engine = least
         of_class = rates(group.hardware_class)
-        decode_ns = need.decode_ns(of_class, group.batch)
         weight = 1
         if preferred is not None:
             if group.hardware_class == preferred:
                 suited, room = True, room or not full
             else:
                 weight = OTHER_CLASS
-        found = (full, weight * (ahead + need.prefill_ns(of_class, 0) + decode_ns), name)
+        found = (full, weight * (ahead + need.answer_ns(of_class, 0, group.batch)), name)
         if best is None or found < best:
             best, taken = found, engine
         if group.kind == holds:
-            held = weight, need.prefill_ns(of_class, cached) + decode_ns
+            held = weight, need.answer_ns(of_class, cached, group.batch)
     if best is None or taken is None:
         if barred is None:
             return None

@@ -6,13 +6,19 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.proxy.messages import Abort, Acknowledged, MoveTrajectories, Moving, Rebalance, Remove
+from actors.proxy.engines.protocol import Begun
+from actors.proxy.kept import pack
+from actors.proxy.messages import Abort, Accepted, Acknowledged, Add, MoveTrajectories, Moving, Rebalance, Remove
 from bus.virtual_time import run
+from tests.proxy.support import request, world
 from tests.scheduling.heat import Play, Town, town
+from tests.support.loops import run as run_really
+from tests.support.loops import until
 
 CLASSES = {"a20": "H20", "b20": "H20", "c800": "H800"}
 NAMES = sorted(CLASSES)
@@ -42,9 +48,11 @@ def check(made: Town) -> None:
     """At any time: sums are those of what is in flight, of which there is one record each."""
     proxy = made.proxy
     for engine in proxy._engines.values():
-        assert engine._costs.keys() == engine.in_flight.keys()
-        assert engine.outstanding == sum(nanoseconds for nanoseconds, _ in engine._costs.values())
-        assert engine.context == sum(tokens for _, tokens in engine._costs.values())
+        assert engine._claims.keys() == engine._left.keys() == engine.in_flight.keys()
+        assert engine.outstanding == sum(engine._left.values())
+        assert engine.context == sum(claim.length for claim in engine._claims.values())
+        pairs = zip(engine._left.values(), engine._claims.values(), strict=True)
+        assert all(0 <= left <= claim.prefill_ns + claim.decode_ns for left, claim in pairs)
     assert proxy._where == {id_: engine.name for engine in proxy._engines.values() for id_ in engine.in_flight}
     counted = sum(group.in_flight for group in proxy._pool._groups.values())
     assert counted == len(proxy._where)
@@ -105,6 +113,34 @@ def test_nothing_is_left_ahead_of_an_engine_once_all_is_answered(events: list[Ev
             assert proxy._prefixes.holder.keys() <= {text.partition("/")[0] for text in made.players.failures}
 
     run(story())
+
+
+def test_what_is_ahead_of_an_engine_shrinks_as_its_host_tells_of_tokens() -> None:
+    """A task that has not been seen is taken to sample all that it may: 60 tokens, of which a request brings 20."""
+
+    async def story() -> None:
+        async with world({"e0": "H20"}) as made:
+            host = await made.serve("e0")
+            engine = made.proxy._engines["e0"]
+            asked = request("t/0")
+            asked = msgspec.structs.replace(asked, max_tokens=60, begun=tokens(20))
+            await made.node.ask(made.proxy.ref, Add(asked, made.asker.ref), Accepted, timeout_s=5)
+            (claim,) = engine._claims.values()
+            assert (claim.sampled, engine.outstanding) == (40, claim.prefill_ns + claim.decode_ns)
+            await until(lambda: "t/0" in host.held)
+            for since, count, left in ((20, 8, 32), (28, 22, 10)):
+                report = pack("e0", [("t/0", since, tokens(count)), ("u/0", 0, tokens(9))])
+                await made.node.ask(made.proxy.ref, report, Acknowledged, timeout_s=5)
+                assert engine.outstanding == claim.decode_ns * left // 40
+            host.answer("t/0")
+            await until(lambda: not made.proxy._where)
+            assert (engine.outstanding, engine.context) == (0, 0)
+
+    run_really(story())
+
+
+def tokens(count: int) -> Begun:
+    return Begun(np.arange(count, dtype=np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32))
 
 
 def test_an_engine_that_is_removed_leaves_nothing_behind() -> None:

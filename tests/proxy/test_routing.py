@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from actors.core import Ref
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
-from actors.proxy.entry import EngineEntry, State
+from actors.proxy.entry import Claim, EngineEntry, State
 from actors.proxy.messages import Add
 from actors.proxy.pool import Pool
 from actors.proxy.routing import Choice, Need, choose, preferred_class
@@ -40,7 +40,7 @@ def add(id_: str) -> Add:
 def give(engine: EngineEntry, *nanoseconds: int, tokens: int = 100) -> EngineEntry:
     """Requests that cost so much."""
     for one in nanoseconds:
-        engine.give(add(f"{engine.name}/{len(engine.in_flight)}"), one, tokens)
+        engine.give(add(f"{engine.name}/{len(engine.in_flight)}"), Claim(one // 2, one - one // 2, 10, tokens))
     return engine
 
 
@@ -76,12 +76,28 @@ def test_what_a_request_costs_by_hand() -> None:
     over 0.8 x 4 TB/s. 1,000 tokens of a prompt, 400 of them known, and 10 to sample."""
     token_s, weights_s, context_s = 16.4e9 / 118.4e12, 16.4e9 / 3.2e12, 147_456 / 3.2e12
     need, rates = Need(1000, 10.0), MODEL.rates("H20")
-    assert need.prefill_ns(rates, 400) == pytest.approx(600 * token_s * S, rel=1e-5)
-    assert need.prefill_ns(rates, 1000) == pytest.approx(token_s * S, rel=1e-5), "the last token is computed anyway"
     step_s = weights_s + 8 * 1005 * context_s
-    assert need.decode_ns(rates, 8) == pytest.approx(10 * step_s * S, rel=1e-5)
-    assert need.work_ns(rates, 400, 8) == pytest.approx((600 * token_s + 10 * step_s / 8) * S, rel=1e-5)
-    assert need.length == 1010
+    assert need.answer_ns(rates, 400, 8) == pytest.approx((600 * token_s + 10 * step_s) * S, rel=1e-6)
+    claim = need.claim(rates, 400, 8)
+    assert claim.prefill_ns == pytest.approx(600 * token_s * S, rel=1e-6)
+    assert claim.decode_ns == pytest.approx(10 * step_s / 8 * S, rel=1e-6)
+    assert (claim.sampled, claim.length) == (10, 1010)
+    least = need.claim(rates, 1000, 8).prefill_ns
+    assert least == pytest.approx(token_s * S, rel=1e-5), "the last token is computed anyway"
+
+
+def test_what_is_ahead_shrinks_as_tokens_are_told_and_is_gone_with_the_request() -> None:
+    engine = entry("a")
+    engine.give(add("a/0"), Claim(prefill_ns=1000, decode_ns=600, sampled=6, length=50))
+    assert (engine.outstanding, engine.ahead) == (1600, 1600)
+    engine.advanced([("a/0", 0), ("b/0", 3)])
+    assert engine.outstanding == 1600, "its prompt may not have been computed yet"
+    engine.advanced([("a/0", 2)])
+    assert engine.outstanding == 400
+    engine.advanced([("a/0", 99)])
+    assert engine.outstanding == 100, "longer than was expected: one token more"
+    engine.take("a/0")
+    assert (engine.outstanding, engine.context) == (0, 0)
 
 
 @given(st.sampled_from(["H800", "H20", "A100"]), st.floats(1, 512), st.floats(1, 1e5))
@@ -198,12 +214,12 @@ def scan(
         context = need.prompt + need.sampled / 2
         step_s = max(batch * of.token_s, of.weights_s + batch * context * of.context_s)
         prefill_s = max(1, need.prompt - known) * of.token_s
-        ahead = sum(engine._costs[id_][0] for id_ in engine.in_flight) + engine.emptied * engine._last
+        ahead = sum(engine._left[id_] for id_ in engine.in_flight) + engine.emptied * engine._last
         weight = 1 if preferred in (None, engine.hardware_class) else 2
-        return weight * (ahead + int(prefill_s * S) + int(need.sampled * step_s * S))
+        return weight * (ahead + int((prefill_s + need.sampled * step_s) * S))
 
     def waits(engine: EngineEntry) -> bool:
-        count, tokens = len(engine.in_flight), sum(engine._costs[id_][1] for id_ in engine.in_flight)
+        count, tokens = len(engine.in_flight), sum(engine._claims[id_].length for id_ in engine.in_flight)
         no_place = count + engine.emptied >= engine.limits.max_sequences
         return no_place or (count > 0 and tokens * (count + 1) / count > engine.room)
 
@@ -219,7 +235,7 @@ def scan(
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["give", "give", "give", "take", "take all", "empty", "state", "version", "choose", "choose"]),
+        st.sampled_from(["give"] * 3 + ["take", "take all", "advance", "empty", "state", "version"] + ["choose"] * 2),
         st.integers(0, 7),
         st.integers(0, 2_000_000_000),
         st.integers(1, 200_000),
@@ -239,7 +255,9 @@ def test_the_decision_is_that_of_a_scan_whatever_has_happened(
     for step, (what, which, much, tokens) in enumerate(events):
         engine = engines[which]
         if what == "give":
-            engine.give(add(f"r{step}"), much, tokens)
+            engine.give(add(f"r{step}"), Claim(much // 3, much - much // 3, 1 + much % 50, tokens))
+        elif what == "advance":
+            engine.advanced([(id_, much % 60) for id_ in [*engine.in_flight, "nobody's"]])
         elif what == "take" and engine.in_flight:
             assert engine.take(next(iter(engine.in_flight))) is not None
         elif what == "take all":
