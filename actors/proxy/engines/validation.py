@@ -23,10 +23,10 @@ SEEDS = range(-(2**63), 2**64)
 """What fits into a message."""
 
 
-def check_parameters(request: GenerateRequest) -> None:
-    """Raise ``EngineRefusal`` for a request that can run nowhere, whatever the engine."""
+def check_parameters(request: GenerateRequest, vocabulary: int = 0) -> None:
+    """Raise ``EngineRefusal`` for a request that can run nowhere, whatever the engine. ``vocabulary``: 0 is unknown."""
     who = f"request {request.request_id}"
-    _check_tokens(who, "prompt", request.prompt, 0)
+    _check_tokens(who, "prompt", request.prompt, vocabulary)
     if request.max_tokens < 1:
         raise EngineRefusal(f"{who}: max_tokens is {request.max_tokens}, expected at least 1")
     if request.temperature != 0 and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
@@ -36,8 +36,8 @@ def check_parameters(request: GenerateRequest) -> None:
     if request.allowed_token_ids is not None:
         if not request.allowed_token_ids:
             raise EngineRefusal(f"{who}: no token is allowed; expected at least one (None allows all)")
-        _check_ids(who, "allowed token", request.allowed_token_ids, 0)
-    _check_ids(who, "stop token", request.stop_token_ids, 0)
+        _check_ids(who, "allowed token", request.allowed_token_ids, vocabulary)
+    _check_ids(who, "stop token", request.stop_token_ids, vocabulary)
     _check_stops(who, request.stop)
     if not 0 <= request.logprobs <= MAX_ALTERNATIVES:
         raise EngineRefusal(f"{who}: logprobs is {request.logprobs}, expected 0..{MAX_ALTERNATIVES} alternatives")
@@ -51,24 +51,19 @@ def check_parameters(request: GenerateRequest) -> None:
             f"older (to_version); expected a version between"
         )
     if request.begun is not None:
-        _check_begun(who, request, request.begun)
+        _check_begun(who, request, request.begun, vocabulary)
 
 
 def check(request: GenerateRequest, limits: EngineLimits) -> None:
     """Raise ``EngineRefusal`` for a request that can never run on such an engine."""
-    check_parameters(request)
     who, vocabulary = f"request {request.request_id}", limits.vocabulary
-    _check_tokens(who, "prompt", request.prompt, vocabulary)
+    check_parameters(request, vocabulary)
     total = len(request.prompt) + request.max_tokens
     if total > limits.max_model_len:
         raise EngineRefusal(
             f"{who}: {len(request.prompt)} prompt tokens and max_tokens={request.max_tokens} make {total}, but this "
             f"engine holds {limits.max_model_len} (rollout.max_model_len); shorten the context or raise the limit"
         )
-    if request.begun is not None:
-        _check_tokens(who, "what has begun", request.begun.tokens, vocabulary)
-    _check_ids(who, "allowed token", request.allowed_token_ids or (), vocabulary)
-    _check_ids(who, "stop token", request.stop_token_ids, vocabulary)
     if request.logprobs and 0 < vocabulary < request.logprobs:
         raise EngineRefusal(f"{who}: logprobs is {request.logprobs}, but the vocabulary has {vocabulary} tokens")
     if request.allowed_token_ids is not None and not limits.masks:
@@ -94,14 +89,14 @@ def check_score(tokens: np.ndarray, limits: EngineLimits, version: int | None) -
 
 def _check_tokens(who: str, what: str, tokens: np.ndarray, vocabulary: int) -> None:
     """Raise ``EngineRefusal`` unless ``tokens`` is a non-empty vector of token ids. ``vocabulary``: 0 is unknown."""
-    if tokens.ndim != 1 or not len(tokens) or not np.issubdtype(tokens.dtype, np.integer):
+    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
         raise EngineRefusal(f"{who}: {what} is {tokens.dtype} {tokens.shape}, expected at least one integer token id")
     _check_ids(who, f"{what} has token", (int(tokens.min()), int(tokens.max())), vocabulary)
 
 
-def _check_begun(who: str, request: GenerateRequest, begun: Begun) -> None:
+def _check_begun(who: str, request: GenerateRequest, begun: Begun, vocabulary: int) -> None:
     """Raise ``EngineRefusal`` unless there is something left to sample behind what has begun."""
-    _check_tokens(who, "what has begun", begun.tokens, 0)
+    _check_tokens(who, "what has begun", begun.tokens, vocabulary)
     count = len(begun.tokens)
     if request.n != 1:
         raise EngineRefusal(f"{who}: {count} tokens have begun, and n is {request.n}; expected n = 1")
