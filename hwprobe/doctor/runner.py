@@ -1,8 +1,9 @@
 """Checks, one after the other, each within its deadline.
 
 Invariant: ``examine`` ends within the sum of the deadlines, whatever hangs: a call into a driver or a dead file system
-cannot be interrupted, so that each check has a daemon thread of its own, and one that does not end is a finding. What a
-check cannot do here (rights, tools, nothing to look at) is said, and is no finding.
+cannot be interrupted, so that each check has a daemon thread of its own, and one that does not end is a finding. So is
+one that fails by itself, on what nobody has foreseen; the others go on. What a check cannot do here (rights, tools,
+nothing to look at) is said, and is no finding.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -93,7 +96,22 @@ def _awaited(check: Check, result: Future[Examined]) -> tuple[Outcome, Examined]
         examined = result.result()
     except (Unable, OSError) as error:
         return "unable", Examined(notes=[str(error)])
+    except Exception as error:  # told as a finding, with its place
+        return "unanswered", _failed(check, error)
     return ("ill" if examined.findings else "healthy"), examined
+
+
+def _failed(check: Check, error: Exception) -> Examined:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    examined = Examined()
+    examined.error(
+        check.name,
+        f"looking at {check.about} failed: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})",
+        "something here is not as this check expects it, so that nothing is known of the rest of it",
+        f"look at {check.about} by other means; --only {check.name} repeats it, and the line above is what a report of "
+        "this fault of the doctor needs",
+    )
+    return examined
 
 
 def _late(check: Check) -> Examined:

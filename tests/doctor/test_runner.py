@@ -47,6 +47,19 @@ def test_a_check_that_hangs_is_a_finding_and_the_next_one_runs() -> None:
     assert finding.evidence == "looking at disks did not end within 0.2 s"
 
 
+def test_a_check_that_fails_by_itself_is_a_finding_and_the_next_one_runs() -> None:
+    def fails() -> Examined:
+        return Examined(notes=[str(int("a broken entry"))])
+
+    report = examine([Check("ports", "ports", fails), Check("rest", "the rest", Examined)])
+    assert [checked.outcome for checked in report.checks] == ["unanswered", "healthy"]
+    (finding,) = report.findings
+    assert (finding.check, finding.severity) == ("ports", "error")
+    assert "looking at ports failed: ValueError: invalid literal" in finding.evidence
+    assert "(test_runner.py:" in finding.evidence
+    assert "--only ports" in finding.remedy
+
+
 def test_what_this_process_may_not_see_is_said_and_is_no_finding() -> None:
     report = examine([Check("log", "the log", refused)])
     assert report.findings == []
