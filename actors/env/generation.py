@@ -14,6 +14,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from actors.core import Ref
 from actors.env.episode import Episode, Lost
 from actors.env.framing import Framing
@@ -27,6 +29,14 @@ from bus.message import BusError, DeadlineExceeded
 COMMAND_TIMEOUT_S = 10.0
 NOTHING_YET = -1
 """Under which no engine of a proxy's successor has sampled."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn may want of its engine; see ``GenerateRequest``."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    logprobs: int = 0
 
 
 class Generation:
@@ -87,14 +97,14 @@ class Generation:
     # ---- requests ------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool, max_tokens: int | None = None
+        self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool, wanted: Wanted | None = None
     ) -> Completion:
-        """The next turn of a trajectory, of these tokens where there are any. ``max_tokens``: None is one of the
-        allowed tokens, or as many as the job says. Raises ``Lost``, ``BusError``."""
+        """The next turn of a trajectory, of these tokens where there are any. ``wanted``: None is one of the allowed
+        tokens, or as many as the job says. Raises ``Lost``, ``BusError``."""
         ticket, recorder = episode.ticket, episode.recorder
-        if max_tokens is None:
-            max_tokens = 1 if allowed is not None else self._rollout.max_tokens_per_turn
-        request = self._request(episode, allowed, max_tokens, urgent=urgent)
+        if wanted is None:
+            wanted = Wanted(max_tokens=1 if allowed is not None else self._rollout.max_tokens_per_turn)
+        request = self._request(episode, allowed, wanted, urgent=urgent)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[request.request_id] = future
         episode.interrupt = lambda: self._abort(request.request_id)
@@ -129,20 +139,23 @@ class Generation:
             self._at.pop(request.request_id, None)
 
     def _request(
-        self, episode: Episode, allowed: tuple[int, ...] | None, max_tokens: int, *, urgent: bool
+        self, episode: Episode, allowed: tuple[int, ...] | None, wanted: Wanted, *, urgent: bool
     ) -> GenerateRequest:
         ticket, recorder = episode.ticket, episode.recorder
+        one_of_these = allowed is not None and wanted.max_tokens == 1
         return GenerateRequest(
             request_id=ticket.request(recorder.turns),
             trajectory=ticket.id,
             prompt=recorder.prompt(),
-            max_tokens=max_tokens,
+            max_tokens=wanted.max_tokens,
             temperature=ticket.temperature,
             allowed_token_ids=allowed,
-            stop_token_ids=() if allowed is not None and max_tokens == 1 else tuple(self._framing.tokenizer.eos_ids),
+            stop_token_ids=() if one_of_these else tuple(self._framing.tokenizer.eos_ids),
             seed=(ticket.seed + recorder.turns) & 0x7FFFFFFF,
             urgent=urgent,
             from_version=ticket.from_version,
+            stop=wanted.stop,
+            logprobs=wanted.logprobs,
         )
 
     async def _answer(self, request_id: str, future: asyncio.Future[Completion], timeout_s: float) -> Completion:

@@ -50,6 +50,9 @@ def test_limits_and_flags_are_read() -> None:
     assert (sampling.max_tokens, sampling.stream, sampling.stream_usage, sampling.logprobs) == (4, True, True, False)
     assert chat(allowed_token_ids=[7, 3, 7]).sampling.allowed == (3, 7)
     assert chat(temperature=1).sampling.temperature == 1.0
+    assert (chat(stop="x").sampling.stop, chat(stop=["x", "y"]).sampling.stop) == (("x",), ("x", "y"))
+    assert chat(logprobs=True, top_logprobs=3).sampling.alternatives == 3
+    assert (text(logprobs=2).sampling.alternatives, text(logprobs=2).sampling.logprobs) == (2, True)
 
 
 def test_a_completion_without_a_limit_has_that_of_openais_api() -> None:
@@ -67,7 +70,7 @@ def test_what_happens_anyway_and_what_is_only_a_note_may_be_said() -> None:
     [
         ("n", 2, "only 1 is supported here, found 2"),
         ("logit_bias", {"5": 1}, "only {} is supported"),
-        ("top_logprobs", 5, "only 0 is supported"),
+        ("echo", True, "only false is supported"),
         ("response_format", {"type": "json_object"}, "json_object"),
         ("seed", 7, "not supported here; leave it out, or let the job ignore it (environment.agent.ignore: [seed])"),
         ("guided_json", {}, "not supported"),
@@ -97,6 +100,8 @@ def test_what_is_not_supported_is_refused_by_name_unless_the_job_ignores_it(name
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stop": 5}, "stop"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"stream_options": {"rate": 1}}, "stream_options"),
     ],

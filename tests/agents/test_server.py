@@ -14,7 +14,7 @@ from actors.env.agents import server
 from actors.env.agents.protocol import Session
 from actors.env.messages import Outcome
 from actors.env.tokenizers import ByteTokenizer
-from actors.proxy.engines.protocol import Completion
+from actors.proxy.engines.protocol import Alternatives, Completion
 from actors.proxy.messages import Finished
 from tests.agents.support import ASK, CHAT, World, post, world
 from tests.support.loops import run, until
@@ -25,15 +25,20 @@ TOOLS: list[Any] = [
 SAYS = "Let me see.\nopen: left"
 
 
-def answers(made: World, text: str) -> None:
-    """The next engine that is asked says this, and ends its turn."""
+def answers(made: World, text: str, *, ended: bool) -> None:
+    """The engine that was asked says this, and ends its turn with the token for that, or with a stop text."""
     (id_,) = made.proxy.held
-    tokens = np.append(ByteTokenizer().encode(text), 257).astype(np.int32)
+    tokens = np.append(ByteTokenizer().encode(text), [257] * ended).astype(np.int32)
     logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
-    made.node.tell(made.proxy.held.pop(id_), Finished("e0", [Completion(id_, tokens, logprobs, 0 * tokens, "stop")]))
+    alternatives = None
+    if made.proxy.requests[-1].logprobs:
+        best = np.array([ord("y"), ord("n"), -1], np.int32), np.array([-0.25, -2.0, -np.inf], np.float32)
+        alternatives = Alternatives(*(np.tile(each, (len(tokens), 1)) for each in best))
+    completion = Completion(id_, tokens, logprobs, 0 * tokens, "stop", alternatives)
+    made.node.tell(made.proxy.held.pop(id_), Finished("e0", [completion]))
 
 
-def played(agent: Any, *says: str, **settings: Any) -> tuple[Outcome, World]:
+def played(agent: Any, *says: str, ended: bool = True, **settings: Any) -> tuple[Outcome, World]:
     """Run an agent; the engine answers with these texts one after another, and with "R" where there are none."""
 
     async def test() -> tuple[Outcome, World]:
@@ -43,7 +48,7 @@ def played(agent: Any, *says: str, **settings: Any) -> tuple[Outcome, World]:
             for text in says:
                 await until(lambda: made.proxy.held or made.coordinator.outcomes)
                 if made.proxy.held:
-                    answers(made, text)
+                    answers(made, text, ended=ended)
             return await made.outcome("t1"), made
 
     return run(test())
@@ -119,6 +124,43 @@ def test_openais_client_reads_streams() -> None:
     assert whole.choices[0].message.tool_calls[0].function.arguments == '{"door": "left"}'
     assert "".join(piece.choices[0].text for piece in texts if piece.choices) == "upon"
     assert texts[-1].usage.total_tokens == len("once") + len("upon") + 1
+
+
+def test_what_ends_with_a_stop_is_told_without_it_and_recorded_with_it() -> None:
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        _, first = post(told, "/completions", {"prompt": "Think.", "stop": ["\nSaw:", "\nEnd"], "max_tokens": 20})
+        said = first["choices"][0]["text"]
+        seen.append(said)
+        seen.append(post(told, "/completions", {"prompt": f"Think.{said}\nSaw: a box", "stop": "#"})[0])
+        return 1.0
+
+    outcome, made = played(agent, "I look.\nSaw:", " so", ended=False, max_tokens=20)
+    assert (outcome.state, seen) == ("stored", ["I look.", 200]), outcome
+    assert [request.stop for request in made.proxy.requests] == [("\nSaw:", "\nEnd"), ("#",)]
+    (segment,) = made.store.kept["t1"].segments
+    assert bytes(segment.tokens.tolist()) == b"Think.I look.\nSaw: a box so"
+    assert bytes(segment.tokens[segment.loss_mask == 1].tolist()) == b"I look.\nSaw: so"
+
+
+def test_alternatives_are_told_beside_what_was_sampled() -> None:
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        seen.append(post(told, body={**ASK, "logprobs": True, "top_logprobs": 2})[1]["choices"][0]["logprobs"])
+        seen.append(post(told, "/completions", {"prompt": "x", "logprobs": 2})[1]["choices"][0]["logprobs"])
+        seen.append(post(told, body={**ASK, "logprobs": True, "top_logprobs": 21})[1]["error"]["message"])
+        return 1.0
+
+    outcome, made = played(agent, "ab", "c", ended=False)
+    assert outcome.state == "stored", outcome
+    chat, text, refused = seen
+    best = [{"token": "y", "logprob": -0.25, "bytes": [121]}, {"token": "n", "logprob": -2.0, "bytes": [110]}]
+    assert [each["top_logprobs"] for each in chat["content"]] == [best, best]
+    assert text["top_logprobs"] == [{"y": -0.25, "n": -2.0}]
+    assert [request.logprobs for request in made.proxy.requests] == [2, 2]
+    assert "logprobs is 21, expected 0..20 alternatives" in refused
 
 
 def test_openais_client_raises_its_own_errors() -> None:

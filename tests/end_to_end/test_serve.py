@@ -26,7 +26,8 @@ def test_what_a_served_policy_says_is_kept_token_by_token(tmp_path: Path) -> Non
         told: list[Any] = []
         messages: list[Any] = [{"role": "user", "content": "Well?"}]
         for _ in range(2):
-            body = json.dumps({"messages": messages, "logprobs": True, "return_token_ids": True}).encode()
+            asked = {"messages": messages, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+            body = json.dumps(asked).encode()
             request = urllib.request.Request(f"{url}/chat/completions", body, {"Authorization": f"Bearer {token}.me"})
             with urllib.request.urlopen(request, timeout=60) as answer:
                 told.append(json.load(answer))
@@ -42,5 +43,8 @@ def test_what_a_served_policy_says_is_kept_token_by_token(tmp_path: Path) -> Non
     assert segment.tokens[sampled].tolist() == first["token_ids"] + second["token_ids"]
     logprobs = [each["logprob"] for turn in (first, second) for each in turn["logprobs"]["content"]]
     assert segment.logprobs[sampled].tolist() == logprobs
+    for each in (*first["logprobs"]["content"], *second["logprobs"]["content"]):
+        best, next_best = (alternative["logprob"] for alternative in each["top_logprobs"])
+        assert 0 > best >= max(next_best, each["logprob"])
     assert segment.tokens[: -len(second["token_ids"])].tolist() == told[1]["prompt_token_ids"]
     assert np.all(segment.versions[sampled] == 0)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from actors.env.agents.asked import Refused, Sampling
 from actors.env.agents.tool_calls import ToolCall, Written
 from actors.env.tokenizers import Tokenizer
+from actors.proxy.engines.protocol import Alternatives
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prompt: NDArray[np.int32]
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
+    alternatives: Alternatives | None
     written: Written
     stopped: bool  # the policy ended its turn itself; else it was cut
 
@@ -116,21 +118,41 @@ def _chat_logprobs(turn: Turn, sampling: Sampling, tokenizer: Tokenizer) -> dict
     if not sampling.logprobs:
         return None
     content = []
-    for token, logprob in zip(turn.tokens, turn.logprobs, strict=True):
-        text = tokenizer.decode(np.array([token], np.int32))
-        whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
-        content.append({"token": text, "logprob": float(logprob), "bytes": whole, "top_logprobs": []})
+    for place, (token, logprob) in enumerate(zip(turn.tokens, turn.logprobs, strict=True)):
+        beside = [_told(tokenizer, *each) for each in _alternatives(turn, place)]
+        content.append({**_told(tokenizer, token, logprob), "top_logprobs": beside})
     return {"content": content, "refusal": None}
+
+
+def _told(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    text = _text(tokenizer, token)
+    whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
+    return {"token": text, "logprob": float(logprob), "bytes": whole}
+
+
+def _alternatives(turn: Turn, place: int) -> list[tuple[int, float]]:
+    if turn.alternatives is None:
+        return []
+    tokens, logprobs = turn.alternatives.tokens[place].tolist(), turn.alternatives.logprobs[place].tolist()
+    return [(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True) if token >= 0]
+
+
+def _text(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode(np.array([token], np.int32))
 
 
 def _text_logprobs(turn: Turn, sampling: Sampling, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not sampling.logprobs:
         return None
-    texts = [tokenizer.decode(np.array([token], np.int32)) for token in turn.tokens]
+    texts = [_text(tokenizer, token) for token in turn.tokens]
+    beside = [
+        {_text(tokenizer, token): logprob for token, logprob in _alternatives(turn, place)}
+        for place in range(len(texts))
+    ]
     starts = np.cumsum([0, *map(len, texts)])[:-1]
     return {
         "tokens": texts,
         "token_logprobs": turn.logprobs.astype(float).tolist(),
-        "top_logprobs": None,
+        "top_logprobs": beside if turn.alternatives is not None else None,
         "text_offset": starts.tolist(),
     }

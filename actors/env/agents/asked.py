@@ -35,7 +35,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[int, ...] | None
     stream: bool
     stream_usage: bool
-    logprobs: bool
+    stop: tuple[str, ...]
+    logprobs: bool  # those of the sampled tokens
+    alternatives: int  # as many of the most probable ones beside them, at each place
     token_ids: bool  # of the prompt; the answer's always come along
 
 
@@ -62,13 +64,11 @@ NEUTRAL: dict[str, Any] = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
     "logit_bias": {},
-    "top_logprobs": 0,
     "parallel_tool_calls": True,
     "response_format": {"type": "text"},
     "store": False,
     "echo": False,
     "suffix": "",
-    "stop": [],
     "modalities": ["text"],
 }
 """Parameters that may be sent with this value: it is what happens anyway."""
@@ -76,8 +76,9 @@ NEUTRAL: dict[str, Any] = {
 NOTES = frozenset({"model", "user", "metadata", "safety_identifier", "prompt_cache_key"})
 """These change no answer: the key alone says which policy and which session answer."""
 
-_COMMON = {"max_tokens", "temperature", "stream", "stream_options", "logprobs", "allowed_token_ids", "return_token_ids"}
-_CHAT = _COMMON | {"messages", "tools", "tool_choice", "max_completion_tokens"}
+_COMMON = {"max_tokens", "temperature", "stop", "stream", "stream_options", "logprobs"}
+_COMMON |= {"allowed_token_ids", "return_token_ids"}  # as vLLM's server has them
+_CHAT = _COMMON | {"messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"}
 _TEXT = _COMMON | {"prompt"}
 DEFAULT_TEXT_TOKENS = 16
 """Of a completion that names no limit, as in OpenAI's API."""
@@ -94,11 +95,14 @@ def read_chat(body: bytes, ignore: Container[str]) -> Chat:
     if choice not in ("auto", "none"):
         _wrong("tool_choice", f'expected "auto" or "none" (no call can be forced here), found {choice!r}')
     limit = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    logprobs, alternatives = _of(bool, fields, "logprobs", False), _of(int, fields, "top_logprobs", 0)
+    if alternatives and not logprobs:
+        _wrong("top_logprobs", "expected logprobs to be true with it")
     return Chat(
         tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages)),
         tools,
         bool(tools) and choice == "auto",
-        _sampling(fields, limit, logprobs=_of(bool, fields, "logprobs", False)),
+        _sampling(fields, limit, logprobs=logprobs, alternatives=alternatives),
     )
 
 
@@ -109,9 +113,8 @@ def read_text(body: bytes, ignore: Container[str]) -> Text:
     if not prompt:
         _wrong("prompt", "expected one text, or one list of token ids, that is not empty")
     asked = _of(int | None, fields, "logprobs", None)
-    if asked:
-        _wrong("logprobs", f"expected 0 (those of the sampled tokens; no alternatives are kept), found {asked}")
-    sampling = _sampling(fields, fields.get("max_tokens", DEFAULT_TEXT_TOKENS), logprobs=asked is not None)
+    limit = fields.get("max_tokens", DEFAULT_TEXT_TOKENS)
+    sampling = _sampling(fields, limit, logprobs=asked is not None, alternatives=asked or 0)
     return Text(prompt if isinstance(prompt, str) else tuple(prompt), sampling)
 
 
@@ -134,7 +137,7 @@ def _fields(body: bytes, known: set[str], ignore: Container[str]) -> dict[str, A
 _REMEDY = "; leave it out, or let the job ignore it (environment.agent.ignore: [{name}])"
 
 
-def _sampling(fields: dict[str, Any], limit: Any, *, logprobs: bool) -> Sampling:
+def _sampling(fields: dict[str, Any], limit: Any, *, logprobs: bool, alternatives: int) -> Sampling:
     if limit is not None and (type(limit) is not int or limit < 1):
         _wrong("max_tokens", f"expected a whole number of at least 1, found {limit!r}")
     temperature = _of(float | None, fields, "temperature", None)
@@ -143,6 +146,7 @@ def _sampling(fields: dict[str, Any], limit: Any, *, logprobs: bool) -> Sampling
     allowed = _of(list[int] | None, fields, "allowed_token_ids", None)
     if allowed is not None and not allowed:
         _wrong("allowed_token_ids", "expected at least one token id (left out, all are allowed)")
+    stop = _of(str | list[str], fields, "stop", [])
     options = _of(dict[str, Any], fields, "stream_options", {})
     if odd := options.keys() - {"include_usage"}:
         _wrong("stream_options", f"expected include_usage alone, found {', '.join(sorted(odd))}")
@@ -152,7 +156,9 @@ def _sampling(fields: dict[str, Any], limit: Any, *, logprobs: bool) -> Sampling
         allowed=None if allowed is None else tuple(sorted(set(allowed))),
         stream=_of(bool, fields, "stream", False),
         stream_usage=bool(options.get("include_usage")),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
+        alternatives=alternatives,
         token_ids=_of(bool, fields, "return_token_ids", False),
     )
 

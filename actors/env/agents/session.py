@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -25,7 +25,9 @@ from actors.env.agents.conversation import FIRST, Continuation, Conversation, Me
 from actors.env.agents.tool_calls import Written, written
 from actors.env.chat_template import TemplateRefusal
 from actors.env.episode import Episode, Lost
-from actors.proxy.engines.protocol import Completion
+from actors.env.generation import Wanted
+from actors.proxy.engines.protocol import CUT, Completion, EngineRefusal, GenerateRequest
+from actors.proxy.engines.validation import check_parameters
 from bus.message import BusError
 
 P = ParamSpec("P")
@@ -46,7 +48,7 @@ class Generate(Protocol):
     """As ``actors.env.generation.Generation.generate``."""
 
     async def __call__(
-        self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool, max_tokens: int | None = None
+        self, episode: Episode, allowed: tuple[int, ...] | None, *, urgent: bool, wanted: Wanted | None = None
     ) -> Completion: ...
 
 
@@ -192,7 +194,8 @@ class Session:
 
     async def _turn(self, request: Chat | Text, size: int) -> Turn:
         rules, episode, recorder = self._rules, self.episode, self.episode.recorder
-        self._check_asked(request.sampling)
+        asked = request.sampling
+        self._check_asked(asked)
         if recorder.turns >= rules.max_turns:
             raise self._cut("turn_limit", f"{rules.max_turns} turns were played (environment.max_turns)")
         planned = await beside_the_loop(size, self._plan, request)
@@ -201,16 +204,18 @@ class Session:
             total = rules.max_model_len - room
             what = f"the prompt has {total} tokens; with one more, {rules.max_model_len} (rollout.max_model_len) would "
             raise self._cut("context_length_exceeded", what + "be exceeded")
+        limit = min(asked.max_tokens or rules.max_tokens, rules.max_tokens, room)
+        wanted = Wanted(max_tokens=limit, stop=asked.stop, logprobs=asked.alternatives)
+        self._check_wanted(wanted)
         self._record(planned)
-        limit = min(request.sampling.max_tokens or rules.max_tokens, rules.max_tokens, room)
         prompt = recorder.prompt()
         episode.state = "engine"
         try:
-            completion = await self._generate(episode, request.sampling.allowed, urgent=self._urgent, max_tokens=limit)
+            completion = await self._generate(episode, asked.allowed, urgent=self._urgent, wanted=wanted)
         finally:
             episode.interrupt = self._interrupted
-        if completion.finish_reason == "aborted":
-            raise Lost(episode.stop_reason or "aborted", "aborted while it generated")
+        if completion.finish_reason in CUT:
+            raise Lost(episode.stop_reason or completion.finish_reason, "cut while it generated")
         text = self._renderer.tokenizer.decode(completion.tokens)
         turn = Turn(
             id=f"{'chatcmpl' if isinstance(request, Chat) else 'cmpl'}-{episode.ticket.request(recorder.turns)}",
@@ -219,13 +224,14 @@ class Session:
             prompt=prompt,
             tokens=completion.tokens,
             logprobs=completion.logprobs,
+            alternatives=completion.alternatives,
             written=self._written(request, text),
             stopped=completion.finish_reason == "stop",
         )
-        recorder.sampled(completion.tokens, completion.logprobs, completion.versions, request.sampling.allowed, text)
+        recorder.sampled(completion.tokens, completion.logprobs, completion.versions, asked.allowed, text)
         episode.took(completion.tokens)
         episode.state = "environment"
-        self._remember(request, turn)
+        self._remember(request, turn, text)
         return turn
 
     def _check_asked(self, sampling: Sampling) -> None:
@@ -242,6 +248,17 @@ class Session:
         if sampling.allowed is not None and not 0 <= sampling.allowed[0] <= sampling.allowed[-1] < rules.vocabulary:
             what = f"allowed_token_ids: expected token ids from 0 to {rules.vocabulary - 1}"
             raise Refused(400, what, code="invalid_value", param="allowed_token_ids")
+
+    def _check_wanted(self, wanted: Wanted) -> None:
+        """Before anything is recorded, in the words of the engines."""
+        ticket, anything = self.episode.ticket, np.zeros(1, np.int32)
+        request = GenerateRequest(
+            ticket.id, ticket.id, anything, wanted.max_tokens, stop=wanted.stop, logprobs=wanted.logprobs
+        )
+        try:
+            check_parameters(request)
+        except EngineRefusal as refusal:
+            raise Refused(400, str(refusal), code="invalid_value") from None
 
     def _cut(self, code: str, what: str) -> Refused:
         """The session goes on without further turns: the agent may still say how it went."""
@@ -287,11 +304,12 @@ class Session:
         recorder.start(planned.tokens, planned.text)
 
     def _written(self, request: Chat | Text, text: str) -> Written:
+        text = before(text, request.sampling.stop)
         if isinstance(request, Text) or not request.calls:
             return Written(text)
         return written(text, request.tools, self._renderer.tool_calls, self.episode.recorder.turns)
 
-    def _remember(self, request: Chat | Text, turn: Turn) -> None:
+    def _remember(self, request: Chat | Text, turn: Turn, text: str) -> None:
         if isinstance(request, Chat):
             answer = Message("assistant", turn.written.content, turn.written.calls)
             self._conversation.answered(request.messages, request.tools, answer, turn.tokens)
@@ -299,4 +317,9 @@ class Session:
             return
         self._conversation = Conversation(self._renderer)  # a chat that follows has nothing to go on from
         ended = int(turn.tokens[-1]) in self._renderer.tokenizer.eos_ids
-        self._text = request.prompt + turn.written.content if isinstance(request.prompt, str) and not ended else None
+        self._text = request.prompt + text if isinstance(request.prompt, str) and not ended else None
+
+
+def before(text: str, stops: Sequence[str]) -> str:
+    """What an agent is told of a text that ends with a stop: nothing of it, as in OpenAI's API. It is recorded."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
