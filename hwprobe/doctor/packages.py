@@ -13,6 +13,7 @@ from importlib import metadata
 from hwprobe.doctor.findings import Examined
 
 LEAST = {
+    "aiohttp": "3.12",
     "jinja2": "3.1",
     "kazoo": "2.10",
     "msgspec": "0.19",
