@@ -99,6 +99,10 @@ def test_what_is_not_supported_is_refused_by_name_unless_the_job_ignores_it(name
         ({"temperature": "hot"}, "temperature"),
         ({"tools": [{"type": "custom"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"parameters": {}}}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": [1]}}}]},
+            "tools[0].function.parameters.properties",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stop": 5}, "stop"),
@@ -110,7 +114,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], where: str) -> None:
     assert refusal(**fields).param == where
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"\xff"'])
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"\xff"', b'{"a":' + b"[" * 100_000])
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(Refused, match="no JSON object"):
         read_chat(body, ())

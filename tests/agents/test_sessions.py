@@ -386,6 +386,48 @@ def test_completions_go_on_from_their_text_or_their_ids() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("prompt", [[264], [-1], [10**30], [[1], [2]], ["a", "b"], ""])
+def test_a_prompt_that_is_no_text_and_no_token_ids_is_refused_and_costs_nothing(prompt: Any) -> None:
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            meeting.saw.append(post(told, "/completions", {"prompt": prompt}))
+            return float(post(told)[0])
+
+        async with world(agent) as made:
+            made.start("t1")
+            assert (await made.outcome("t1")).env_return == 200.0
+            ((status, answer),) = meeting.saw
+            assert (status, answer["error"]["param"]) == (400, "prompt")
+
+    run(test())
+
+
+def test_a_fault_of_ours_costs_one_trajectory_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(session, "written", fails)
+
+    async def test() -> None:
+        meeting = Meeting()
+
+        def agent(told: Session) -> float:
+            tools = [{"type": "function", "function": {"name": "f"}}]
+            meeting.saw.append(post(told, body={**ASK, "tools": tools}))
+            return 1.0
+
+        async with world(agent) as made:
+            made.start("t1")
+            outcome = await made.outcome("t1")
+            assert (outcome.state, outcome.reason) == ("lost", "internal_error")
+            await until(lambda: meeting.saw)
+            assert meeting.saw[0][0] == 410
+
+    run(test())
+
+
 def test_a_worker_with_too_many_agents_that_do_not_return_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MOST_LEFT_BEHIND", 2)
 

@@ -11,7 +11,9 @@ import pytest
 
 from actors.trainer.store import read_records
 from actors.trajectory import Trajectory
+from tests.agents.test_conversation import HERMES
 from tests.end_to_end.runs import TRAIN, Run, balance, everywhere
+from tests.end_to_end.tiny_model import make_model
 from tests.support.running import ROOT, ran
 
 pytest.importorskip("openai")
@@ -22,13 +24,12 @@ JOB = """
 name: tools
 environment:
   name: tests.end_to_end.tool_agent:run
-  options: {{turns: {turns}, journal: {journal}}}
-  agent: {{tool_calls: line}}
+  options: {{turns: {turns}, journal: {journal}, letters_only: {letters_only}}}
+  agent: {{tool_calls: {tool_calls}}}
   max_turns: {turns}
   workers: 1
-policy:
-  shape: {{hidden_size: 32, layers: 1}}
-rollout: {{engine: torch, max_tokens_per_turn: 6}}
+policy: {policy}
+rollout: {{engine: {engine}, max_tokens_per_turn: 6}}
 train: {{steps: {steps}, groups_per_step: {groups}, group_size: {members}, record: true}}
 scheduling: {{alpha: 0}}
 evaluation: {{every: 0, episodes: 0}}
@@ -39,14 +40,14 @@ import importlib.abc, importlib.util, json, os, sys
 
 class Watch(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "actors.proxy.engines.torch_engine":
+        if name != "actors.proxy.engines.{engine}_engine":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
         def watched(module):
             run(module)
-            engine = module.TorchEngine
+            engine = getattr(module, "{engine}".title() + "Engine")
             add, step = engine.add, engine.step
             file = open(os.path.join({journal!r}, f"engine-{{os.getpid()}}.jsonl"), "a")
             def adds(self, request):
@@ -99,19 +100,50 @@ def sampled_turns(trajectory: Trajectory) -> list[tuple[list[int], list[int], li
     return turns
 
 
-def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_sampled(tmp_path: Path) -> None:
+def job_of(directory: Path, journal: Path, engine: str, policy: str) -> str:
+    """``bytes``: random weights that say few different things, among them calls; ``chat``: a model directory whose
+    template tells of tools."""
+    chats = policy == "chat"
+    if chats:
+        (make_model(directory / "model") / "chat_template.jinja").write_text(HERMES)
+    return JOB.format(
+        turns=TURNS,
+        journal=journal,
+        letters_only=str(not chats).lower(),
+        tool_calls="hermes" if chats else "line",
+        policy="{path: model}" if chats else "{shape: {hidden_size: 32, layers: 1}}",
+        engine=engine,
+        steps=STEPS,
+        groups=GROUPS,
+        members=MEMBERS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy"),
+    [
+        ("torch", "bytes"),
+        pytest.param("torch", "chat", marks=pytest.mark.deep),
+        pytest.param("vllm", "chat", marks=pytest.mark.deep),
+    ],
+)
+def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_sampled(
+    tmp_path: Path, engine: str, policy: str
+) -> None:
+    if engine == "vllm":
+        pytest.importorskip("vllm")
     journal = tmp_path / "journal"
     journal.mkdir()
     job = tmp_path / "job.yaml"
-    job.write_text(JOB.format(turns=TURNS, journal=journal, steps=STEPS, groups=GROUPS, members=MEMBERS))
-    watching = everywhere(tmp_path, WATCHED_ENGINE.format(journal=str(journal)))
-    ended = ran(TRAIN, str(job), directory=tmp_path, timeout_s=120.0, environment=watching)
+    job.write_text(job_of(tmp_path, journal, engine, policy))
+    watching = everywhere(tmp_path, WATCHED_ENGINE.format(journal=str(journal), engine=engine))
+    ended = ran(TRAIN, str(job), directory=tmp_path, timeout_s=300.0, environment=watching)
     assert (ended.status, ended.leftovers) == (0, []), ended
     assert balance(ended.stdout)["lost"] == 0
     run = Run.latest(tmp_path)
     recorded = [each for path in sorted((run.path / "recorded").glob("v*.log")) for each, _ in read_records(path)]
     assert len(recorded) == STEPS * GROUPS * MEMBERS
-    engine, agent = journalled(journal)
+    sampled_there, agent = journalled(journal)
     told = {turn["id"].removeprefix("chatcmpl-"): turn for session in agent for turn in session["told"]}
     for trajectory in recorded:
         turns = sampled_turns(trajectory)
@@ -119,7 +151,7 @@ def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_
         assert len(trajectory.segments) == (2 if trajectory.task % 3 == 0 else 1)
         for index, (prompt, tokens, logprobs, versions) in enumerate(turns):
             request = f"{trajectory.ticket}/{index}"
-            sampled = engine[request]
+            sampled = sampled_there[request]
             assert (prompt, tokens, logprobs, versions) == tuple(
                 sampled[key] for key in ("prompt", "tokens", "logprobs", "versions")
             )
@@ -130,7 +162,8 @@ def test_an_unmodified_agent_drives_training_and_what_is_trained_on_is_what_was_
             (prompt, *_), answer = turns[-1], turns[-2][1]
             assert any(prompt[at : at + len(answer)] == answer for at in range(len(prompt)))
     assert {trajectory.task % 3 == 0 for trajectory in recorded} == {True, False}
-    assert sum(trajectory.reward for trajectory in recorded) > 0  # tools were called
+    called = sum(trajectory.reward for trajectory in recorded)
+    assert called > 0 if policy == "bytes" else called == 0  # random weights write no JSON
     assert max(versions[-1] for each in recorded for *_, versions in sampled_turns(each)) > 0
 
 

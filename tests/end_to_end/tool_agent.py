@@ -22,10 +22,11 @@ SAMPLED_FROM = [ord("a"), ord("b"), ord("\n"), ord("?"), 257]
 """Token ids of the byte tokenizer (257 ends a turn), so that a policy of random weights often calls a tool."""
 
 
-def run(session: Session, turns: int = 3, journal: str = "") -> Result:
+def run(session: Session, turns: int = 3, journal: str = "", letters_only: bool = True) -> Result:
     """``turns`` of the model's; every third task forgets its first exchange before the last of them."""
     client = openai.OpenAI(base_url=session.base_url, api_key=session.api_key)
     messages: list[Any] = [{"role": "user", "content": f"task {session.task % 7}?"}]
+    restricted = {"allowed_token_ids": SAMPLED_FROM} if letters_only else {}
     calls, told = 0, list[dict[str, Any]]()
     for turn in range(turns):
         edits = session.task % 3 == 0 and turn == turns - 1
@@ -36,7 +37,7 @@ def run(session: Session, turns: int = 3, journal: str = "") -> Result:
             messages=messages,
             tools=TOOLS,
             logprobs=True,
-            extra_body={"allowed_token_ids": SAMPLED_FROM, "return_token_ids": True},
+            extra_body={"return_token_ids": True, **restricted},
         )
         choice = reply.choices[0]
         told.append(

@@ -122,7 +122,7 @@ def _fields(body: bytes, known: set[str], ignore: Container[str]) -> dict[str, A
     """What is neither absent nor neutral nor ignored."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON object: {error}", code="invalid_json") from None
     left = {n: value for n, value in fields.items() if value is not None and n not in NOTES and n not in ignore}
     for name in left.keys() - known:
@@ -216,7 +216,8 @@ def _tool(value: Any, where: str) -> Tool:
     function = _of_type(dict[str, Any], fields.get("function"), f"{where}.function")
     if not _of(str, function, "name", ""):
         _wrong(where, "expected function.name")
-    _of_type(dict[str, Any], function.get("parameters") or {}, f"{where}.function.parameters")
+    parameters = _of_type(dict[str, Any], function.get("parameters") or {}, f"{where}.function.parameters")
+    _of_type(dict[str, Any], parameters.get("properties") or {}, f"{where}.function.parameters.properties")
     return fields
 
 

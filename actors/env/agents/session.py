@@ -11,6 +11,7 @@ order in which they could be trained on.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,6 +30,8 @@ from actors.env.generation import Wanted
 from actors.proxy.engines.protocol import CUT, Completion, EngineRefusal, GenerateRequest
 from actors.proxy.engines.validation import check_parameters
 from bus.message import BusError
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -189,6 +192,11 @@ class Session:
             self.lose(loss)
         except BusError as error:
             self.lose(Lost("infrastructure", str(error)))
+        except Refused:
+            raise
+        except Exception as error:  # a fault of ours must cost one trajectory, and say so
+            log.exception("%s failed", self._who(), extra={"trajectory": self.episode.ticket.id})
+            self.lose(Lost("internal_error", repr(error)))
         self._raise_if_ended()
         raise self._over("it was lost")  # ``lose`` has said how
 
@@ -281,11 +289,10 @@ class Session:
                 added = prompt[len(self._text) :]
                 return Continuation(self._renderer.tokenizer.encode(added), "", added)
             return Continuation(self._renderer.tokenizer.encode(prompt), self._break(), prompt)
-        ids = np.array(prompt, np.int64)
-        if ids.min() < 0 or ids.max() >= self._rules.vocabulary:
+        if min(prompt) < 0 or max(prompt) >= self._rules.vocabulary:
             what = f"prompt: expected token ids from 0 to {self._rules.vocabulary - 1}"
             raise Refused(400, what, code="invalid_value", param="prompt")
-        tokens = ids.astype(np.int32)
+        tokens = np.array(prompt, np.int32)
         known = len(self.episode.recorder)
         if 0 < known <= len(tokens) and np.array_equal(self.episode.recorder.prompt(), tokens[:known]):
             return Continuation(tokens[known:], "", self._renderer.tokenizer.decode(tokens[known:]))
