@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from hwprobe.cost import RESERVE, DeviceCost, ModelSize
+from hwprobe.cost import DeviceCost, ModelSize
 from hwprobe.demand import Demand, TaskFit
 from hwprobe.fitting import ClassFit, Work, prior_of
 from hwprobe.flow import EnginePool, Network, TaskShape
@@ -53,7 +53,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     token_s: float  # arithmetic of one
     weights_s: float  # all weights are read once, in each step
     context_s: float  # keys and values of one are read
-    room: float  # tokens whose keys and values fit beside the weights and the reserve
+    room: int  # tokens whose keys and values fit beside the weights and the reserve
 
     def step_s(self, batch: float, context: float) -> float:
         """As ``DeviceCost.step_s``."""
@@ -112,7 +112,7 @@ class CostModel:
                 token_s=cost.prefill_s(model, 1.0),
                 weights_s=model.weight_bytes / cost.bandwidth,
                 context_s=model.cache_bytes / cost.bandwidth,
-                room=max(0.0, cost.memory_bytes * (1 - RESERVE) - model.weight_bytes) / model.cache_bytes,
+                room=cost.cache_tokens(model),
             )
         return known
 

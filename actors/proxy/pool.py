@@ -34,14 +34,18 @@ class Group:
         self.engines = 0
         self.in_flight = 0  # requests, of all of them
         self.places = 0  # likewise
+        self.outstanding = 0  # nanoseconds, likewise
         self.batch = 1.0  # requests in the running batch of one of its engines, on average, with another one
+        self.mean = 0  # nanoseconds that are left of a request of its engines
         self._heap: list[Ranked] = []
 
-    def count(self, engines: int, in_flight: int, places: int) -> None:
+    def count(self, engines: int, in_flight: int, places: int, outstanding: int) -> None:
         """So many more."""
         self.engines += engines
         self.in_flight += in_flight
         self.places += places
+        self.outstanding += outstanding
+        self.mean = self.outstanding // self.in_flight if self.in_flight else 0
         if self.engines:
             self.batch = min(1.0 + self.in_flight / self.engines, self.places / self.engines)
 
@@ -73,7 +77,8 @@ class Pool:
         self._states: Counter[State] = Counter()
         self._groups: dict[Kind, Group] = {}
         self._open: list[Group] | None = None  # that requests may go to, until an engine changes its kind
-        self._counted: dict[str, tuple[Kind, int, int]] = {}  # engine -> where it counts, with what requests and places
+        # Engine -> where it counts, with what requests, places and nanoseconds.
+        self._counted: dict[str, tuple[Kind, int, int, int]] = {}
         for engine in self.engines.values():
             engine.changed = self._changed
             self._changed(engine)
@@ -113,24 +118,25 @@ class Pool:
 
     def _changed(self, engine: EngineEntry) -> None:
         kind, requests, places = engine.kind, len(engine.in_flight), engine.limits.max_sequences
+        outstanding = engine.outstanding
         before = self._counted.get(engine.name)
         if before is not None and before[0] == kind:
             group = self._groups[kind]
-            group.count(0, requests - before[1], places - before[2])
+            group.count(0, requests - before[1], places - before[2], outstanding - before[3])
         else:
             self._open = None
             if before is not None:
                 self._leave(*before)
             group = self._groups.setdefault(kind, Group(kind))
-            group.count(1, requests, places)
+            group.count(1, requests, places, outstanding)
             self._states[engine.state] += 1
-        self._counted[engine.name] = kind, requests, places
+        self._counted[engine.name] = kind, requests, places, outstanding
         engine.stamp += 1
         group.push(engine)
 
-    def _leave(self, kind: Kind, requests: int, places: int) -> None:
+    def _leave(self, kind: Kind, requests: int, places: int, outstanding: int) -> None:
         group = self._groups[kind]
-        group.count(-1, -requests, -places)
+        group.count(-1, -requests, -places, -outstanding)
         self._states[kind[0]] -= 1
         if not group.engines:
             del self._groups[kind]

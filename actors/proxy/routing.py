@@ -1,20 +1,24 @@
-"""Where a request goes: to the engine that is expected to have answered it first.
+"""Where a request goes: to the engine where it, and others because of it, are expected to wait least.
 
-    seconds at an engine =  what is ahead of it there            (of every request in flight: what it was said to cost)
-                          + tokens to be computed x s/token      (prompt, less what the engine has of it from before)
-                          + tokens to be sampled x s/step        (by the task's mean; in a batch as is usual there)
-    costs the engine     =  the second line + tokens to be sampled x s/step of a full batch / its places
-                            (and later, of that, what is left of it by the tokens that the engine has told of)
+    answered after  =  what is ahead of it there            (what is left of the work of every request in flight)
+                     + tokens to be computed x s/token      (prompt, less what the engine has of it from before)
+                     + tokens to be sampled x s/step        (by the task's mean; in a batch as is usual there)
+    its work        =  the second line + its share of the third: what it takes of the engine's time
+    others wait     =  its work x how many there are        (what is ahead, in requests of the mean work there)
+
+Without the last line each request would do what is best for itself: under load, prefixes would be computed anew on
+engines that are only a little less busy, at everybody's expense.
 
 Seconds come of the cost model (``hwprobe.costmodel``), which knows what each class reaches of its arithmetic and
 bandwidth. The class that is declared or ordered for a task is a prior: an engine of another class is taken
 
 - where none of that class may take the request (``gone``), or each is full, that is, without a place or without room
   for keys and values, while another one is not (``full``);
-- where it is expected to be ``OTHER_CLASS`` times as soon (``busy``), or has the prefix and is that (``prefix``).
+- where all that is expected to take ``OTHER_CLASS`` times as little (``busy``), or it has the prefix and that is so
+  (``prefix``).
 
 Invariant: a request never waits for a class while an engine of another one serves and has room. It may wait for the
-engine that has its prefix, where that is expected to be sooner than to compute the prefix anew elsewhere. The decision
+engine that has its prefix, where that is expected to cost less than to compute the prefix anew elsewhere. The decision
 is that of a scan over all engines, in whole nanoseconds; only the least loaded one of each group (``pool``) and the
 one with the prefix have to be looked at, because all other terms are the same within a group.
 """
@@ -31,7 +35,7 @@ from actors.proxy.pool import Group
 from hwprobe.costmodel import Rates
 
 OTHER_CLASS = 2
-"""Times as soon as any engine of the preferred class an engine of another one must be expected to answer."""
+"""How many times as little all that has to be at an engine of another class than at any of the preferred one."""
 NS = 1e9
 
 
@@ -41,13 +45,15 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     prompt: int  # tokens
     sampled: float  # tokens that are expected to be sampled
 
-    def answer_ns(self, rates: Rates, cached: int, batch: float) -> int:
-        """Until it is answered, one sequence among so many of its length. At least the last token of the prompt is
-        computed, whatever is cached."""
+    def delay_ns(self, ahead: int, group: Group, rates: Rates, cached: int) -> int:
+        """Until it is answered by an engine of this group with so much ahead, and what others wait there because of it.
+        At least the last token of the prompt is computed, whatever is cached."""
         prompt, sampled = self.prompt, self.sampled
         fresh = prompt - cached
         prefill_s = (fresh if fresh > 1 else 1) * rates.token_s
-        return int((prefill_s + sampled * rates.step_s(batch, prompt + sampled / 2)) * NS)
+        decode_s = sampled * rates.step_s(group.batch, prompt + sampled / 2)
+        work = int((prefill_s + decode_s / group.batch) * NS)
+        return ahead + ahead * work // (group.mean or work or 1) + int((prefill_s + decode_s) * NS)
 
     def claim(self, rates: Rates, cached: int, places: int) -> Claim:
         """What it takes of an engine's time, which others do not have."""
@@ -87,7 +93,7 @@ def choose(
     best: tuple[bool, int, str] | None = None
     taken: EngineEntry | None = None
     suited = room = preferred is None  # whether there is one of that class, and one with room
-    held: tuple[int, int] | None = None  # what the holder takes: with its weight
+    held: int | None = None  # what it would be at the holder
     holds = None if holder is None else holder.kind
     for group in groups:
         least = group.least(barred)
@@ -101,20 +107,19 @@ def choose(
                 suited, room = True, room or not full
             else:
                 weight = OTHER_CLASS
-        found = (full, weight * (ahead + need.answer_ns(of_class, 0, group.batch)), name)
+        found = (full, weight * need.delay_ns(ahead, group, of_class, 0), name)
         if best is None or found < best:
             best, taken = found, engine
-        if group.kind == holds:
-            held = weight, need.answer_ns(of_class, cached, group.batch)
+        if holder is not None and group.kind == holds:
+            held = weight * need.delay_ns(holder.ahead, group, of_class, cached)
     if best is None or taken is None:
         if barred is None:
             return None
         return choose(groups, need, rates, preferred=preferred, holder=holder, cached=cached)
     if holder is not None and held is not None and holder.name != barred:
-        weight, takes_ns = held
         # A place elsewhere counts only for a request whose prefix is not here: the estimate says which is sooner.
-        if (holder.full and best[0], weight * (holder.ahead + takes_ns), holder.name) <= best:
-            taken = holder
+        mine = (holder.full and best[0], held, holder.name)
+        taken = holder if mine <= best else taken
     if preferred is None or taken.hardware_class == preferred:
         return Choice(taken)
     return Choice(taken, "gone" if not suited else "prefix" if taken is holder else "busy" if room else "full")

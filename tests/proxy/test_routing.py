@@ -77,13 +77,23 @@ def test_what_a_request_costs_by_hand() -> None:
     token_s, weights_s, context_s = 16.4e9 / 118.4e12, 16.4e9 / 3.2e12, 147_456 / 3.2e12
     need, rates = Need(1000, 10.0), MODEL.rates("H20")
     step_s = weights_s + 8 * 1005 * context_s
-    assert need.answer_ns(rates, 400, 8) == pytest.approx((600 * token_s + 10 * step_s) * S, rel=1e-6)
     claim = need.claim(rates, 400, 8)
     assert claim.prefill_ns == pytest.approx(600 * token_s * S, rel=1e-6)
     assert claim.decode_ns == pytest.approx(10 * step_s / 8 * S, rel=1e-6)
     assert (claim.sampled, claim.length) == (10, 1010)
     least = need.claim(rates, 1000, 8).prefill_ns
     assert least == pytest.approx(token_s * S, rel=1e-5), "the last token is computed anyway"
+
+
+def test_a_delay_by_hand() -> None:
+    """The same on an engine with two requests of 0.3 s each: so one more is a batch of three, of which it has a third
+    of the steps, and two such requests would wait for what it takes."""
+    token_s, weights_s, context_s = 16.4e9 / 118.4e12, 16.4e9 / 3.2e12, 147_456 / 3.2e12
+    (group,) = Pool([give(entry("a", places=8), 3 * S // 10, 3 * S // 10)]).groups()
+    prefill_s, decode_s = 600 * token_s, 10 * (weights_s + 3 * 1005 * context_s)
+    expected_s = 0.6 + 2 * (prefill_s + decode_s / 3) + prefill_s + decode_s
+    found = Need(1000, 10.0).delay_ns(6 * S // 10, group, MODEL.rates("H20"), 400)
+    assert found == pytest.approx(expected_s * S, rel=1e-6)
 
 
 def test_what_is_ahead_shrinks_as_tokens_are_told_and_is_gone_with_the_request() -> None:
@@ -106,7 +116,7 @@ def test_rates_are_the_cost_of_the_device(name: str, batch: float, context: floa
     cost, rates = device_cost(name, model), CostModel.prior(model, [name]).rates(name)
     assert rates.step_s(batch, context) == pytest.approx(cost.step_s(model, batch, context))
     assert rates.token_s * context == pytest.approx(cost.prefill_s(model, context))
-    assert int(rates.room / context) == cost.places(model, context, 10**9) or rates.room < context
+    assert rates.room == cost.cache_tokens(model)
 
 
 def test_rates_follow_what_engines_report() -> None:
@@ -216,7 +226,10 @@ def scan(
         prefill_s = max(1, need.prompt - known) * of.token_s
         ahead = sum(engine._left[id_] for id_ in engine.in_flight) + engine.emptied * engine._last
         weight = 1 if preferred in (None, engine.hardware_class) else 2
-        return weight * (ahead + int((prefill_s + need.sampled * step_s) * S))
+        decode_s = need.sampled * step_s
+        work = int((prefill_s + decode_s / batch) * S)
+        mean = sum(left for one in alike for left in one._left.values()) // requests if requests else work
+        return weight * (ahead + ahead * work // (mean or work or 1) + int((prefill_s + decode_s) * S))
 
     def waits(engine: EngineEntry) -> bool:
         count, tokens = len(engine.in_flight), sum(engine._claims[id_].length for id_ in engine.in_flight)

@@ -25,13 +25,13 @@ from coordinator.scheduling.hotwatch import HotWatch
 from tests.scheduling.heat import Play, Town, town
 
 H20S = {f"e{number}": "H20" for number in range(4)}
-PLAY = Play(turns=200, opening=20_000)
+PLAY = Play(turns=200, opening=30_000)
 MANY = 32
 """Trajectories that an H20 alone cannot keep up with: each asks for 4% of it (1,200 tokens to prefill at 139 us, every
-four seconds). Eight of them wait on average, for 1.3 s, which is less than their prefixes would take elsewhere: 2.8 s
-and more. So none goes elsewhere by itself."""
+four seconds). Eight of them wait on average, for 1.3 s, and each would let as many wait as long; their prefixes would
+take 4.2 s and more elsewhere. So none goes elsewhere by itself."""
 SHORT = Play(turns=200)
-OPENED_S = 100
+OPENED_S = 150
 """In which an H20 has computed their first prompts."""
 LAST_S = 15.0
 """In which a request ends at the engine that it is not moved from, because versions differ during a swap."""
