@@ -91,6 +91,8 @@ def _check_tokens(who: str, what: str, tokens: np.ndarray, vocabulary: int) -> N
     """Raise ``EngineRefusal`` unless ``tokens`` is a non-empty vector of token ids. ``vocabulary``: 0 is unknown."""
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
         raise EngineRefusal(f"{who}: {what} is {tokens.dtype} {tokens.shape}, expected at least one integer token id")
+    if tokens.dtype == np.int32 and tokens.view(np.uint32).max() < (vocabulary or 1 << 31):
+        return  # one search instead of two: as it would be without a sign, a negative id is a very large one
     _check_ids(who, f"{what} has token", (int(tokens.min()), int(tokens.max())), vocabulary)
 
 
