@@ -18,13 +18,14 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks.proxy import commands, routing, throughput
+from benchmarks.proxy import calibration, commands, routing, throughput
 from benchmarks.proxy.reading import NotMeasurable, Reading
 
 PARTS: Mapping[str, Callable[[bool], Reading]] = {
     "commands": commands.measure,
     "throughput": throughput.measure,
     "routing": routing.measure,
+    "calibration": calibration.measure,
 }
 """Name -> what measures it; True: quickly."""
 
@@ -34,6 +35,12 @@ TARGETS: Mapping[str, str] = {
     "throughput_vs_bare_vllm_128": ">= 0.95",
     "routing_us_1000_engines": "<= 50",
     "routing_us_1000_engines_p99": "",
+    "calibration_frozenlake_winners": "1",
+    "calibration_frozenlake_ratios": ">= 0.8",
+    "calibration_frozenlake_times": ">= 0.8",
+    "calibration_math_winners": "1",
+    "calibration_math_ratios": ">= 0.8",
+    "calibration_math_times": ">= 0.8",
     "mixed_pool_vs_h20": ">= 1.30",
     "mixed_pool_vs_h800": "> 1",
     "low_load_latency_saved": ">= 0.40",
