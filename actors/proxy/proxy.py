@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -31,10 +31,11 @@ from actors.core import Actor, Ref, handler
 from actors.proxy.admission import Admission, groups_within, is_superseded
 from actors.proxy.commands import Commands
 from actors.proxy.costs import Costs
-from actors.proxy.engines.protocol import Begun, FinishReason, nothing_sampled
+from actors.proxy.dispatch import Dispatch
+from actors.proxy.engines.protocol import FinishReason, nothing_sampled
 from actors.proxy.entry import EngineEntry
 from actors.proxy.fleet import Fleet
-from actors.proxy.kept import Kept, sampled_so_far, with_begun
+from actors.proxy.kept import Kept, sampled_so_far
 from actors.proxy.messages import (
     ADVICE,
     Abort,
@@ -50,8 +51,6 @@ from actors.proxy.messages import (
     EngineReady,
     Finished,
     HostAbort,
-    HostAdd,
-    HostForget,
     InheritCosts,
     Inherited,
     MoveTrajectories,
@@ -72,9 +71,8 @@ from actors.proxy.messages import (
     Update,
 )
 from actors.proxy.mover import Mover
-from actors.proxy.pool import Group, Pool, by_name
+from actors.proxy.pool import Pool, by_name
 from actors.proxy.prefixes import Prefixes
-from actors.proxy.routing import Choice, Need, choose
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from hwprobe.cost import ModelSize
 from hwprobe.costmodel import CostModel
@@ -86,8 +84,6 @@ T = TypeVar("T")
 MAX_MOVES = 3
 REMEMBERED = 10_000
 """Finished requests whose ids are remembered, so that a late copy of an ADD has no effect."""
-FORGET_WITHIN_S = 0.05
-"""How long the news that a trajectory has ended waits for requests to travel with: an engine pays for every message."""
 
 
 class NoEngineLeft(RuntimeError):
@@ -123,11 +119,13 @@ class LLMProxy(Actor):
         self._prefixes = Prefixes()
         self._moves: Counter[str] = Counter()  # by request, away from engines that died
         self._finished: OrderedDict[str, None] = OrderedDict()
-        self._outgoing: dict[str, EngineEntry] = {}  # that have requests in their outboxes
         self._tokens = 0
         self._counters: Counter[str] = Counter()
         self._kept = Kept(self._counters)
         self._mover = Mover(self._prefixes, self._where, self._kept, self._counters, self)
+        self._dispatch = Dispatch(
+            self._pool, self._costs, self._prefixes, self._mover, counters=self._counters, hands=self
+        )
         self._commands = Commands(self._engines, self)
 
     async def on_stop(self) -> None:
@@ -162,69 +160,12 @@ class LLMProxy(Actor):
             self._counters["requests_superseded"] += 1
             self._answer_cut(message, "superseded")
             return ""
-        groups = groups_within(request, self._pool)
-        if request.begun is not None:
-            message, groups = self._abreast(message, request.begun, groups)
-        need = self._costs.need(message.domain, message.request)
-        choice = self._choose(message, need, groups)
-        if choice is None:
+        message, engine = self._dispatch.place(message, groups_within(request, self._pool))
+        if engine is None:
             self._queued[request.request_id] = message
             return ""
-        if choice.fallback:
-            self._counters["affinity_fallbacks"] += 1
-            self._counters[f"affinity_fallbacks_{choice.fallback}"] += 1
-        self._give(message, need, choice.engine)
-        return choice.engine.name
-
-    def _choose(self, add: Add, need: Need, groups: Sequence[Group]) -> Choice | None:
-        trajectory = add.request.trajectory
-        holder = self._engines.get(self._prefixes.holder.get(trajectory, ""))
-        held_by = None if holder is None else holder.hardware_class
-        return choose(
-            groups,
-            need,
-            self._costs.rates,
-            preferred=self._costs.preferred(add.domain, held_by, {group.hardware_class for group in groups}),
-            holder=holder,
-            cached=0 if holder is None else self._prefixes.claimed(trajectory, holder),
-            barred=self._mover.barred(trajectory),
-        )
-
-    def _abreast(self, add: Add, begun: Begun, groups: list[Group]) -> tuple[Add, list[Group]]:
-        """Those that can go on with a request: versions never go back within it. It starts anew where some serve, but
-        none that can."""
-        newest = int(begun.versions[-1])
-        able = [group for group in groups if group.version is not None and group.version >= newest]
-        if able or not self._pool.serves:
-            return add, able
-        self._counters["tokens_dropped"] += len(begun.tokens)
-        return with_begun(add, None), groups
-
-    def _give(self, add: Add, need: Need, engine: EngineEntry) -> None:
-        """The engine is to have this request, and its trajectory's prefix from now on."""
-        request = add.request
-        trajectory = request.trajectory
-        cached = self._prefixes.cached(trajectory, engine)
-        left = self._engines.get(self._prefixes.holder.get(trajectory, engine.name), engine)
-        if left is not engine and left.host is not None:
-            self.tell_forget(left, trajectory)
-        engine.give(add, need.claim(self._costs.rates(engine.hardware_class), cached, engine.limits.max_sequences))
-        engine.outbox.append(add)
         self._where[request.request_id] = engine.name
-        self._prefixes.put(trajectory, engine, len(request.prompt))
-        if not self._outgoing:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._outgoing[engine.name] = engine
-
-    def _flush(self) -> None:
-        """Send what was routed in this turn of the loop: one message per engine."""
-        outgoing, self._outgoing = self._outgoing, {}
-        for engine in outgoing.values():
-            if engine.outbox and engine.host is not None:
-                batch, engine.outbox = engine.outbox, []
-                ended, engine.ended = engine.ended, []
-                requests, reply_to = [add.request for add in batch], [add.reply_to for add in batch]
-                self.node.tell(engine.host, HostAdd(requests, reply_to, ended))
+        return engine.name
 
     def _route_queued(self) -> None:
         waiting, self._queued = self._queued, {}
@@ -241,7 +182,7 @@ class LLMProxy(Actor):
             self._mover.aborted(id_)
             engine = self._engines.get(self._where.get(id_, ""))
             if engine is not None and engine.host is not None:
-                self._flush()  # the ADD must not arrive after its ABORT
+                self._dispatch.flush()  # the ADD must not arrive after its ABORT
                 self.node.tell(engine.host, HostAbort(id_))
         return Acknowledged()
 
@@ -270,16 +211,8 @@ class LLMProxy(Actor):
             self.tell_forget(holder, message.trajectory)
 
     def tell_forget(self, engine: EngineEntry, trajectory: str) -> None:
-        """Let an engine know, a little later, that it needs a prefix no more."""
-        engine.ended.append(trajectory)
-        if len(engine.ended) == 1:
-            asyncio.get_running_loop().call_later(FORGET_WITHIN_S, self._tell_ended, engine)
-
-    def _tell_ended(self, engine: EngineEntry) -> None:
-        """Unless requests have brought the news."""
-        ended, engine.ended = engine.ended, []
-        if ended and engine.host is not None:
-            self.node.tell(engine.host, HostForget(ended))
+        """For the mover."""
+        self._dispatch.forget(engine, trajectory)
 
     @handler
     async def rebalance(self, message: Rebalance) -> Rebalanced:

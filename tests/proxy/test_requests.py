@@ -136,7 +136,7 @@ def test_turns_of_a_trajectory_go_where_its_prefix_is_until_it_ends() -> None:
 
 
 def test_the_end_of_a_trajectory_travels_with_the_next_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.proxy.proxy.FORGET_WITHIN_S", 1_000.0)
+    monkeypatch.setattr("actors.proxy.dispatch.FORGET_WITHIN_S", 1_000.0)
 
     async def test() -> None:
         async with world(["e0"]) as made:
