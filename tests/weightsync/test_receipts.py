@@ -12,6 +12,7 @@ import torch
 
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.protocol import Engine
+from actors.proxy.engines.torch_weights import tensor_digest
 from actors.weightsync.manifest import Manifest, Receipt, ReceiptRefused, TensorFact, digest, verify
 from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, Reference, prompt, write_tiny_policy
 
@@ -159,7 +160,7 @@ def swallow_the_tensors(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine goes on with the old version, though every tensor passes through its loader."""
     if type(rig.engine).__name__ == "VllmEngine":
         worker = "actors.proxy.engines.vllm_worker.WeightTaker.take_weights"
-        monkeypatch.setattr(worker, lambda self, tensors: [name for name, _ in tensors] and None)
+        monkeypatch.setattr(worker, lambda self, tensors: {name: tensor_digest(each) for name, each in tensors})
     else:
         parameters = rig.engine._parameters  # type: ignore[attr-defined]
         copies = {name: tensor.detach().clone() for name, tensor in parameters.items()}
