@@ -18,7 +18,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks.proxy import calibration, commands, routing, throughput
+from benchmarks.proxy import calibration, commands, elastic, pools, routing, throughput
 from benchmarks.proxy.reading import NotMeasurable, Reading
 
 PARTS: Mapping[str, Callable[[bool], Reading]] = {
@@ -26,6 +26,8 @@ PARTS: Mapping[str, Callable[[bool], Reading]] = {
     "throughput": throughput.measure,
     "routing": routing.measure,
     "calibration": calibration.measure,
+    "pools": pools.measure,
+    "elastic": elastic.measure,
 }
 """Name -> what measures it; True: quickly."""
 

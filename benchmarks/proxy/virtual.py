@@ -34,6 +34,8 @@ from benchmarks.proxy.workloads import EFFICIENCY, H20_GIB, OVERHEAD_S, Turn
 from bus.message import NodeAddress
 from bus.simulated import Link, SimulatedNetwork
 from hwprobe.cost import RESERVE, DeviceCost, ModelSize, device_cost
+from hwprobe.costmodel import CostModel, CostState
+from hwprobe.fitting import ClassFit
 
 MODEL = ModelSize()
 CEILINGS = {"H800": 256, "H20": 128}
@@ -47,6 +49,12 @@ def cost_of(hardware_class: str) -> DeviceCost:
     """Of one device."""
     memory_gib = H20_GIB if hardware_class == "H20" else None
     return device_cost(hardware_class, MODEL, memory_gib, EFFICIENCY[hardware_class])
+
+
+def known_costs() -> CostModel:
+    """What the proxy is told of the classes before it measures anything: what they are."""
+    fits = {name: ClassFit(prior=cost_of(name), efficiency=EFFICIENCY[name], peaks=True) for name in CEILINGS}
+    return CostModel(CostState(model=MODEL, classes=fits))
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +151,10 @@ async def running(engines: Sequence[EngineSpec], affinity: Mapping[str, str], se
     names = {f"{spec.hardware_class}-{next(number)}": spec for spec in engines}
     async with Node("control", transport=network.join("control")) as node:
         proxy = LLMProxy(
-            {name: spec.hardware_class for name, spec in names.items()}, dict(affinity), failed=failures.append
+            {name: spec.hardware_class for name, spec in names.items()},
+            dict(affinity),
+            failed=failures.append,
+            costs=known_costs(),
         )
         proxy.fleet = Fleet()
         await node.spawn(lambda: proxy, "proxy", restarts=0)

@@ -93,7 +93,7 @@ FROZENLAKE = Workload(
     observation=155,  # fitted
     response=3,  # an action
     wait_s=0.6,  # fitted
-    cache_share=0.468,  # fitted
+    cache_share=0.46,  # fitted
 )
 MATH = Workload(
     name="math",

@@ -46,11 +46,10 @@ def test_a_small_batch_takes_as_long_as_the_paper_measured() -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("task", "ratios"), [(FROZENLAKE, 2), (MATH, 4)], ids=["frozenlake", "math"])
-def test_every_batch_takes_as_long_as_the_paper_measured(task: Workload, ratios: int) -> None:
-    """Of FrozenLake's five ratios two are within 20%: that is what is reached, not what was asked for (4)."""
+@pytest.mark.parametrize("task", [FROZENLAKE, MATH], ids=["frozenlake", "math"])
+def test_every_batch_takes_as_long_as_the_paper_measured(task: Workload) -> None:
     found = {name: [seconds(task, name, batch) for batch in BATCHES] for name in DEVICES}
     fit = compare(MEASURED[task.name], found)
     assert fit.winners == 5, found
     assert fit.times >= 8, found
-    assert fit.ratios >= ratios, found
+    assert fit.ratios >= 4, found
