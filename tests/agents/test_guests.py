@@ -104,16 +104,16 @@ def test_nobody_comes_in_without_the_token_a_proper_name_and_room(tmp_path: Path
 
 def test_a_session_ends_when_nothing_is_asked_of_it_but_not_while_an_engine_answers(tmp_path: Path) -> None:
     async def test() -> None:
-        async with world(never, guests=1, guest_idle_s=0.2, directory=tmp_path) as made:
+        async with world(never, guests=1, guest_idle_s=0.5, directory=tmp_path) as made:
             made.proxy.holds = lambda request: True
             answer = asyncio.create_task(asked(guest(tmp_path, "ann"), "one"))
             await until(lambda: made.proxy.held)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             made.proxy.answer("guest0-ann/0")
             assert (await answer)[0] == 200
             await until((tmp_path / "control.log").exists)
             status, told = await asked(guest(tmp_path, ""), "", "GET", "/sessions/ann")
-            assert (status, told["ended"]) == (200, "nothing was asked for 0.2 s (environment.agent.guest_idle_s)")
+            assert (status, told["ended"]) == (200, "nothing was asked for 0.5 s (environment.agent.guest_idle_s)")
 
     run(test())
 

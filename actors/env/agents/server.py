@@ -48,8 +48,10 @@ class HttpEndpoint:
         loop = asyncio.get_running_loop()
 
         def connected() -> asyncio.Protocol:
-            if len(http.connections) >= CLIENTS:
+            if len(http.connections) + answering.arriving >= CLIENTS:
                 return _Full()
+            answering.arriving += 1
+            loop.call_soon(loop.call_soon, answering.arrived)  # behind its ``connection_made``: several come at once
             client = http()
             answering.silent.add(client)
             loop.call_later(HEAD_S, answering.let_go, client)
@@ -83,6 +85,7 @@ class _Answering:
     """What each path answers."""
 
     def __init__(self, sessions: Sessions) -> None:
+        self.arriving = 0  # not among the server's connections yet
         self.silent: set[web.RequestHandler] = set()  # who has not asked anything yet
         self._sessions = sessions
         self._paths: dict[str, tuple[str, Callable[[web.BaseRequest, Session], Awaitable[web.StreamResponse]]]] = {
@@ -90,6 +93,9 @@ class _Answering:
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._text),
         }
+
+    def arrived(self) -> None:
+        self.arriving -= 1
 
     def let_go(self, client: web.RequestHandler) -> None:
         """If it is still silent."""
