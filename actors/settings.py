@@ -46,6 +46,13 @@ class RewardSettings(Settings, frozen=True):
     workers: int = 1  # processes that run a user's reward function; none are started for "environment"
 
 
+class SplitSettings(Settings, frozen=True):
+    """Prompts are computed on some hardware classes, and decoded on the others (vllm)."""
+
+    prefill: list[str]  # classes whose engines compute prompts for the others
+    min_tokens: int = 256  # that the engine which decodes would have to compute otherwise; shorter ones go there whole
+
+
 class RolloutSettings(Settings, frozen=True):
     """How actions are sampled."""
 
@@ -57,6 +64,7 @@ class RolloutSettings(Settings, frozen=True):
     engines: int | Literal["auto"] = "auto"  # engine processes of each proxy
     threads: int | Literal["auto"] = "auto"  # CPU threads of one engine
     tensor_parallel: int = 1  # devices that share one engine's weights (vllm)
+    split: SplitSettings | None = None  # default: each request whole to one engine
     cuda_graphs: bool = True  # vllm on a GPU: replay recorded kernels instead of launching each
     temperature: float = 1.0
     max_tokens_per_turn: int = 1

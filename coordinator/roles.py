@@ -29,7 +29,7 @@ from actors.env.peers import Peers
 from actors.env.proxies import Proxies
 from actors.env.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
 from actors.proxy.engines.progress import Patience
-from actors.proxy.engines.protocol import EngineLimits
+from actors.proxy.engines.protocol import EngineLimits, KvRole
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.proxy import LLMProxy
 from actors.reward.reward import RewardActor
@@ -183,6 +183,14 @@ def _plain(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
+def _prompts(context: RoleContext, hardware_class: str) -> tuple[str, KvRole] | None:
+    """Where an engine shares prompts with the others of its run, and which part it has."""
+    split = context.job.rollout.split
+    if split is None:
+        return None
+    return str(context.run_directory / "prompts"), "prefill" if hardware_class in split.prefill else "decode"
+
+
 async def start_proxy(context: RoleContext) -> None:
     """The LLM proxy and its engine processes."""
     job, places = context.job, context.placement.of("engine")
@@ -200,6 +208,7 @@ async def start_proxy(context: RoleContext) -> None:
             "cuda_graphs": job.rollout.cuda_graphs,
             "load_every_s": job.rollout.load_every_s,
             "tokens_every_s": job.rollout.tokens_every_s,
+            "kv_store": _prompts(context, place.hardware_class),
             "url": job.rollout.servers[index] if job.rollout.servers else None,
             "key_variable": job.rollout.server_key,
         }
@@ -209,7 +218,12 @@ async def start_proxy(context: RoleContext) -> None:
     costs = known_costs(context.run_directory, context.policy_directory, job.policy.dtype, classes.values())
     serving = _Serving(context)
     proxy = LLMProxy(
-        classes, declared_classes(job), failed=context.failed("proxy"), serves=serving.changed, costs=costs
+        classes,
+        declared_classes(job),
+        failed=context.failed("proxy"),
+        serves=serving.changed,
+        costs=costs,
+        split=job.rollout.split,
     )
     commands = {name: (spec, environment) for name, (spec, environment, _) in specs.items()}
     restarts = Restarts(at_most=job.rollout.engine_restarts, within_s=job.rollout.engine_restarts_within_s)

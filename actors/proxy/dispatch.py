@@ -22,6 +22,7 @@ from actors.proxy.mover import Mover
 from actors.proxy.pool import Group, Pool
 from actors.proxy.prefixes import Prefixes
 from actors.proxy.routing import Choice, Need, choose
+from actors.proxy.splitting import Splitter
 
 FORGET_WITHIN_S = 0.05
 """How long the news that a trajectory has ended waits for requests to travel with: an engine pays for every message."""
@@ -42,6 +43,7 @@ class Dispatch:
         costs: Costs,
         prefixes: Prefixes,
         mover: Mover,
+        splitter: Splitter,
         *,
         counters: Counter[str],
         hands: Hands,
@@ -50,12 +52,14 @@ class Dispatch:
         self._costs = costs
         self._prefixes = prefixes
         self._mover = mover
+        self._splitter = splitter
         self._counters = counters
         self._hands = hands
         self._outgoing: dict[str, EngineEntry] = {}  # that have requests in their outboxes
 
     def place(self, add: Add, groups: list[Group]) -> tuple[Add, EngineEntry | None]:
         """Give a request to one of these engines. Returns it as it goes, and where to; None where there is none."""
+        groups = self._splitter.decoding(groups)
         if add.request.begun is not None:
             add, groups = self._abreast(add, add.request.begun, groups)
         need = self._costs.need(add.domain, add.request)
@@ -100,6 +104,7 @@ class Dispatch:
         left = self._pool.engines.get(self._prefixes.holder.get(trajectory, engine.name), engine)
         if left is not engine and left.host is not None:
             self.forget(left, trajectory)
+        self._counters["prefills_elsewhere"] += self._splitter.give(request, engine, cached)
         engine.give(add, need.claim(self._costs.rates(engine.hardware_class), cached, engine.limits.max_sequences))
         engine.outbox.append(add)
         self._prefixes.put(trajectory, engine, len(request.prompt))
@@ -115,7 +120,7 @@ class Dispatch:
                 batch, engine.outbox = engine.outbox, []
                 ended, engine.ended = engine.ended, []
                 requests, reply_to = [add.request for add in batch], [add.reply_to for add in batch]
-                self._hands.node.tell(engine.host, HostAdd(requests, reply_to, ended))
+                self._hands.node.tell(engine.host, HostAdd(requests, reply_to, ended, self._splitter.at(requests)))
 
     def forget(self, engine: EngineEntry, trajectory: str) -> None:
         """Let an engine know, a little later, that it needs a prefix no more."""

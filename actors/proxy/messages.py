@@ -309,6 +309,13 @@ class HostAdd(msgspec.Struct, frozen=True):
     requests: list[GenerateRequest]
     reply_to: list[Ref]
     ended: list[str] = []
+    prefill_at: list[Ref | None] = []  # the host whose engine computes a request's prompt first; empty: none does
+
+
+class HostPrefill(Message[Acknowledged], frozen=True):
+    """Compute a prompt for an engine that shares its keys and values; answered once that is done."""
+
+    request: GenerateRequest  # one token, which nobody looks at
 
 
 class HostAbort(msgspec.Struct, frozen=True):

@@ -73,6 +73,8 @@ from actors.proxy.messages import (
 from actors.proxy.mover import Mover
 from actors.proxy.pool import Pool, by_name
 from actors.proxy.prefixes import Prefixes
+from actors.proxy.splitting import Splitter
+from actors.settings import SplitSettings
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from hwprobe.cost import ModelSize
 from hwprobe.costmodel import CostModel
@@ -103,12 +105,14 @@ class LLMProxy(Actor):
         failed: Callable[[BaseException], None],
         serves: Callable[[dict[str, int]], object] = lambda places: None,
         costs: CostModel | None = None,
+        split: SplitSettings | None = None,
     ) -> None:
         """``serves`` is told how many places the engines that serve have, by class, whenever that changes; ``costs``:
-        what is known of the model and the classes before anything is measured."""
+        what is known of the model and the classes before anything is measured; ``split``: which of them prefill."""
         self._costs = Costs(costs or CostModel.prior(ModelSize(), classes.values()), affinity)
         self._pool = Pool(EngineEntry(name, of, self._costs.rates(of).room) for name, of in classes.items())
         self._engines = self._pool.engines
+        self._splitter = Splitter(split, self._pool)
         self._admission = Admission()
         self._weightsync: Ref | None = None
         self._failed = failed
@@ -124,7 +128,13 @@ class LLMProxy(Actor):
         self._kept = Kept(self._counters)
         self._mover = Mover(self._prefixes, self._where, self._kept, self._counters, self)
         self._dispatch = Dispatch(
-            self._pool, self._costs, self._prefixes, self._mover, counters=self._counters, hands=self
+            self._pool,
+            self._costs,
+            self._prefixes,
+            self._mover,
+            self._splitter,
+            counters=self._counters,
+            hands=self,
         )
         self._commands = Commands(self._engines, self)
 
@@ -143,7 +153,7 @@ class LLMProxy(Actor):
         if message.domain != ADVICE:
             now, request = asyncio.get_running_loop().time(), message.request
             self._costs.asked(message.domain, request.trajectory, len(request.prompt), now, message.turn)
-        return Accepted(max(map(self.route, self._admission.parts(message))))  # all of them went to one engine
+        return Accepted(max(map(self.route, self._admission.parts(message))))  # the name of one that has some
 
     def route(self, message: Add) -> str:
         """Give a request to an engine, whose name is returned, or let it wait for one."""
@@ -231,6 +241,7 @@ class LLMProxy(Actor):
         if engine is not None and engine.host is not None:
             if message.load is not None:
                 engine.measured, engine.measured_at = message.load, now
+                self._splitter.said(engine.name)
                 self._counters["engines_hung"] += self.fleet.judge(engine.name, message.effort, len(engine.in_flight))
             if message.work is not None:
                 self._costs.worked(engine.hardware_class, message.work)

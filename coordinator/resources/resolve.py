@@ -115,6 +115,7 @@ def resolve(
             f"train.tensor_parallel: {ranks} does not divide the policy's key-value heads ({facts.kv_heads})"
         )
     _check_team(team, kind, facts)
+    _check_split(job, kind)
     longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
     if job.rollout.max_model_len != "auto" and not 2 <= job.rollout.max_model_len <= longest:
         raise JobError(
@@ -145,6 +146,14 @@ _PROCESSES: dict[Role, str] = {"trainer": "trainer", "proxy": "engine", "env": "
 def _of_this_host(places: list[Place], here: tuple[Role, ...]) -> list[Place]:
     kinds = {kind for role, kind in _PROCESSES.items() if role in here}
     return [place for place in places if place.role in kinds]
+
+
+def _check_split(job: Job, kind: str) -> None:
+    if job.rollout.split is not None and (kind != "vllm" or job.rollout.tensor_parallel > 1):
+        raise JobError(
+            f"rollout.split: engines of one device each (rollout.tensor_parallel=1) with rollout.engine=vllm hand "
+            f"prompts on, found the {kind} engine with {job.rollout.tensor_parallel} devices"
+        )
 
 
 def _check_team(team: int, kind: str, facts: PolicyFacts) -> None:

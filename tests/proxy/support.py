@@ -42,6 +42,7 @@ from actors.proxy.messages import (
     Update,
 )
 from actors.proxy.proxy import LLMProxy
+from actors.settings import SplitSettings
 from actors.weightsync.manifest import Manifest, Receipt
 from bus.message import NodeAddress
 from tests.support.loops import until
@@ -82,6 +83,7 @@ class ScriptedHost(Actor):
         self.suspends_at_once.set()
         self.manifest: Manifest | None = None
         self.requests: dict[str, GenerateRequest] = {}  # as they came last
+        self.prefill_at: dict[str, Ref | None] = {}  # likewise, whose engine is to compute the prompt
         self.sampled: dict[str, Begun] = {}  # of those that it holds; nothing of the others
         self.releases_at_once = asyncio.Event()
         self.releases_at_once.set()
@@ -95,6 +97,8 @@ class ScriptedHost(Actor):
             self.log.append(f"add {one.request_id}")
             self.held[one.request_id] = reply_to
             self.requests[one.request_id] = one
+        places = message.prefill_at or [None] * len(message.requests)
+        self.prefill_at |= {one.request_id: at for one, at in zip(message.requests, places, strict=True)}
         self.log += [f"forget {trajectory}" for trajectory in message.ended]
 
     @handler
@@ -257,14 +261,17 @@ class World:
 
 @asynccontextmanager
 async def world(
-    engines: Mapping[str, str] | list[str], affinity: Mapping[str, str] | None = None
+    engines: Mapping[str, str] | list[str],
+    affinity: Mapping[str, str] | None = None,
+    *,
+    split: SplitSettings | None = None,
 ) -> AsyncIterator[World]:
     """``engines``: names, with their hardware classes where they matter."""
     classes = dict(engines) if isinstance(engines, Mapping) else dict.fromkeys(engines, "CPU")
     async with Node("control") as node:
         failures: list[BaseException] = []
         fleet = ScriptedFleet()
-        proxy = LLMProxy(classes, dict(affinity or {}), failed=failures.append)
+        proxy = LLMProxy(classes, dict(affinity or {}), failed=failures.append, split=split)
         proxy.fleet = fleet
         await node.spawn(lambda: proxy, "proxy", restarts=0)
         made = World(node, proxy, fleet, failures)

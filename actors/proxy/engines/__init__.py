@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from actors.proxy.engines.protocol import Engine
+    from actors.proxy.engines.protocol import Engine, KvRole
     from actors.proxy.engines.sampled import Texts
 
 EngineKind = Literal["torch", "vllm", "openai", "sglang"]
@@ -24,6 +24,7 @@ def make_engine(
     tensor_parallel: int = 1,
     cuda_graphs: bool = True,
     texts: Texts | None = None,
+    kv_store: tuple[Path, KvRole] | None = None,
     url: str | None = None,
     key: str | None = None,
 ) -> Engine:
@@ -33,7 +34,8 @@ def make_engine(
     ``kv_cache_bytes`` bounds the KV cache; by default it holds twice ``max_sequences``. ``texts``
     reads tokens; without it, requests with stop strings are refused. An engine sets process-wide
     state: give each a process of its own, and its thread count by OMP_NUM_THREADS before this is called.
-    ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU. ``url`` and ``key``
+    ``tensor_parallel`` (vLLM alone) is the number of devices, ``cuda_graphs`` is vLLM's on a GPU, ``kv_store`` is
+    where vLLM engines share prompts, and whether this one writes or reads them. ``url`` and ``key``
     are those of a server (openai, sglang), which is set up by whoever has started it.
     """
     if kind == "torch":
@@ -63,6 +65,7 @@ def make_engine(
             tensor_parallel=tensor_parallel,
             cuda_graphs=cuda_graphs,
             texts=texts,
+            kv_store=kv_store,
         )
     if kind == "openai" and url is not None:
         from actors.proxy.engines.openai_engine import OpenAIEngine  # noqa: PLC0415

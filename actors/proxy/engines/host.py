@@ -24,7 +24,8 @@ import numpy as np
 
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines.load import engine_load
-from actors.proxy.engines.protocol import CUT, Completion, Engine
+from actors.proxy.engines.prefilling import AwaitedPrefills, GivenPrefills
+from actors.proxy.engines.protocol import CUT, Completion, Engine, nothing_sampled
 from actors.proxy.engines.thread import EngineThread
 from actors.proxy.kept import Part, Reports, pack
 from actors.proxy.messages import (
@@ -33,6 +34,7 @@ from actors.proxy.messages import (
     HostAbort,
     HostAdd,
     HostForget,
+    HostPrefill,
     HostRelease,
     HostResume,
     HostScore,
@@ -123,6 +125,8 @@ class EngineHost(Actor):
         self._staging: Stage | None = None
         self._staged: StagedVersion | None = None
         self._thread = EngineThread(engine, self._deliver, self._refuse, failed, news=self._news, spans=spans)
+        self._awaited = AwaitedPrefills(name, self._thread.add)
+        self._given = GivenPrefills()
 
     def _news(self) -> bool:
         return self.node.news()  # which an actor has once it was spawned
@@ -143,21 +147,39 @@ class EngineHost(Actor):
 
     @handler
     async def add(self, message: HostAdd) -> None:
-        for request, reply_to in zip(message.requests, message.reply_to, strict=True):
+        for place, (request, reply_to) in enumerate(zip(message.requests, message.reply_to, strict=True)):
             self._reply_to[request.request_id] = reply_to
             if request.begun is not None:
                 self._brought[request.request_id] = len(request.begun.tokens)
                 self._reports.comes(request.request_id)
-            self._thread.add(request)
+            at = message.prefill_at[place] if message.prefill_at else None
+            if at is None:
+                self._thread.add(request)
+            else:
+                self._awaited.begin(self.node, request, at)
         self._forget(message.ended)
+
+    @handler(concurrent=True)
+    async def prefill(self, message: HostPrefill) -> Acknowledged:
+        """Raises ``ValueError`` for a prompt that the engine cannot take."""
+        computed = self._given.begin(message.request.request_id)
+        self._thread.add(message.request)
+        await computed
+        return Acknowledged()
 
     @handler
     async def abort(self, message: HostAbort) -> None:
-        self._thread.abort(message.request_id)
+        awaited = self._awaited.take_out(message.request_id)
+        if awaited is None:
+            self._thread.abort(message.request_id)
+        else:
+            self._deliver([nothing_sampled(awaited)])
 
     @handler(concurrent=True, cancellable=False)
     async def release(self, message: HostRelease) -> Released:
-        completions = await self._thread.release(message.request_ids)
+        awaited = [self._awaited.take_out(id_) for id_ in message.request_ids]
+        completions = [nothing_sampled(request) for request in awaited if request is not None]
+        completions += await self._thread.release(message.request_ids)
         for completion in completions:
             self._reply_to.pop(completion.request_id, None)
         self._account([], self._sampled_here(completions))
@@ -173,6 +195,7 @@ class EngineHost(Actor):
 
     def _deliver(self, completions: Sequence[Completion]) -> None:
         """On the loop: one message per asker, and one to the proxy."""
+        completions = [completion for completion in completions if not self._given.completed(completion)]
         if not completions:
             return
         by_asker: dict[Ref, list[Completion]] = {}
@@ -231,6 +254,8 @@ class EngineHost(Actor):
         return [(id_, since, part) for id_, since, part in found if part is not None]
 
     def _refuse(self, request_id: str, reason: str) -> None:
+        if self._given.refused(request_id, reason):
+            return
         self._brought.pop(request_id, None)
         reply_to = self._reply_to.pop(request_id, None)
         if reply_to is not None:

@@ -19,7 +19,7 @@ from actors.env.tokenizers import load_tokenizer
 from actors.policy import Policy
 from actors.proxy.engines import EngineKind, make_engine
 from actors.proxy.engines.host import LOAD_EVERY_S, TOKENS_EVERY_S, EngineHost
-from actors.proxy.engines.protocol import Engine, EngineLimits
+from actors.proxy.engines.protocol import Engine, EngineLimits, KvRole
 from actors.proxy.messages import Acknowledged, EngineReady
 from actors.telemetry import Spans, report_spans
 from hwprobe.telemetry import GpuTelemetry
@@ -38,6 +38,7 @@ class EngineProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int = 1
     cuda_graphs: bool = True
     policy: Policy | None = None  # whose tokenizer reads tokens, for stop strings; None: there are none
+    kv_store: tuple[str, KvRole] | None = None  # a directory for prompts that engines share, and what this one does
     url: str | None = None  # of a server
     key_variable: str | None = None  # environment variable that has the server's key
     proxy_actor: str = "proxy"
@@ -88,6 +89,7 @@ def _build(settings: EngineProcessSettings) -> Engine:
             seed=settings.seed,
             tensor_parallel=settings.tensor_parallel,
             cuda_graphs=settings.cuda_graphs,
+            kv_store=None if settings.kv_store is None else (Path(settings.kv_store[0]), settings.kv_store[1]),
             url=settings.url,
             key=os.environ.get(settings.key_variable) if settings.key_variable else None,
             texts=None if settings.policy is None else load_tokenizer(settings.policy).decode,

@@ -31,6 +31,9 @@ MAX_ALTERNATIVES = 20
 FinishReason = Literal["stop", "length", "aborted", "superseded"]
 """``superseded``: the request may not be sampled under the version that its engine has by now (``to_version``)."""
 
+KvRole = Literal["prefill", "decode"]
+"""What an engine does with the keys and values of prompts that engines share: writes them, or reads them."""
+
 CUT: tuple[FinishReason, ...] = ("aborted", "superseded")
 """Reasons under which a request ends before its end."""
 

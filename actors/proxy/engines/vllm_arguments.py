@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 from vllm.engine.arg_utils import EngineArgs
 
-from actors.proxy.engines.protocol import MAX_ALTERNATIVES, EngineLimits
+from actors.proxy.engines.protocol import MAX_ALTERNATIVES, EngineLimits, KvRole
 from actors.proxy.engines.torch_weights import policy_dtype
+from actors.proxy.engines.vllm_kv import kv_transfer
 
 CPU_BLOCK = 32
 """Tokens of a KV block without a GPU; vLLM's CPU attention wants a multiple of 32."""
@@ -36,6 +37,7 @@ class Setup:
     kv_cache_bytes: int | None = None
     tensor_parallel: int = 1
     cuda_graphs: bool = True
+    kv_store: tuple[Path, KvRole] | None = None
 
 
 def engine_arguments(setup: Setup, *, gpu: bool) -> EngineArgs:
@@ -68,6 +70,8 @@ def engine_arguments(setup: Setup, *, gpu: bool) -> EngineArgs:
         # A process a device, which ends when this one does; a single one is this process itself.
         distributed_executor_backend="mp" if setup.tensor_parallel > 1 else "uni",
     )
+    if setup.kv_store is not None:
+        arguments.kv_transfer_config = kv_transfer(*setup.kv_store)
     kv_cache_bytes = setup.kv_cache_bytes
     if kv_cache_bytes is None:
         kv_cache_bytes = _affordable(2 * sequences, _sequence_bytes(arguments, longest), gpu=gpu)

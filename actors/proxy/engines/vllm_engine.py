@@ -28,6 +28,7 @@ from actors.proxy.engines.protocol import (
     EngineRefusal,
     FinishReason,
     GenerateRequest,
+    KvRole,
 )
 from actors.proxy.engines.sampled import Sampled, Texts
 from actors.proxy.engines.seeds import derive
@@ -45,6 +46,7 @@ from vllm.v1.engine import FinishReason as VllmReason  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 
 from actors.proxy.engines.vllm_arguments import Setup, engine_arguments  # noqa: E402
+from actors.proxy.engines.vllm_kv import use_weights  # noqa: E402
 
 REASONS: dict[VllmReason, FinishReason] = {VllmReason.STOP: "stop", VllmReason.LENGTH: "length"}
 
@@ -78,6 +80,8 @@ class VllmEngine:
     ``kv_cache_bytes`` bounds the KV cache (by default: ``vllm_arguments``); requests that find no room wait. With
     ``tensor_parallel`` > 1 vLLM has a process for each device. ``cuda_graphs``: on a GPU. ``texts`` reads tokens, for
     stop strings: vLLM's own front end, which is not used, would do that with its tokenizer.
+    ``kv_store``: a directory through which engines share prompts' keys and values, and what this one does with them
+    (``actors.proxy.engines.vllm_kv``).
     """
 
     def __init__(
@@ -92,11 +96,14 @@ class VllmEngine:
         tensor_parallel: int = 1,
         cuda_graphs: bool = True,
         texts: Texts | None = None,
+        kv_store: tuple[Path, KvRole] | None = None,
     ) -> None:
+        if kv_store is not None and tensor_parallel > 1:
+            raise ValueError(f"prompts are shared between engines of one device, found {tensor_parallel} devices")
         limits = EngineLimits(max_sequences, max_model_len)
         if tensor_parallel > 1 and not GPU:  # otherwise vLLM wants a NUMA node for each of its processes
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        setup = Setup(policy_dir, limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs)
+        setup = Setup(policy_dir, limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs, kv_store)
         arguments = engine_arguments(setup, gpu=GPU)
         self._llm = LLMEngine.from_engine_args(arguments)
         _remove_meeting_place()
@@ -105,6 +112,7 @@ class VllmEngine:
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         self._core = self._llm.engine_core
         self._alone = tensor_parallel == 1
+        self._shares_prompts = kv_store is not None
         vocabulary = int(self._llm.model_config.get_vocab_size())
         self.limits = EngineLimits(max_sequences, max_model_len, vocabulary, texts is not None)
         self._texts = texts
@@ -172,6 +180,8 @@ class VllmEngine:
                 f"version {version}: vLLM would not drop its prefix cache because blocks are still in use, "
                 f"though all {len(self._held)} requests were withdrawn; restart the engine"
             )
+        if self._shares_prompts:
+            use_weights(digests)
         self._version = version
         return digests
 
