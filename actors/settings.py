@@ -96,6 +96,16 @@ class SftSettings(Settings, frozen=True):
     evaluate_every: int = 10  # steps between two measurements of the held-out loss; it is measured at the end, too
 
 
+AlgorithmName = Literal[
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce_pp", "dapo", "gspo", "cispo", "sapo", "topr", "gigpo", "distillation"
+]
+"""A preset of ``actors.trainer.algorithms.presets``."""
+Estimator = Literal["grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "gigpo", "distillation"]
+PolicyLoss = Literal["clip", "gspo", "cispo", "sapo", "topr", "reinforce"]
+Correction = Literal["none", "decoupled", "tis", "icepop", "sequence_tis", "sequence_mask"]
+Aggregation = Literal["token", "sequence", "constant"]
+
+
 class TrainSettings(Settings, frozen=True):
     """What a step of training is."""
 
@@ -105,7 +115,8 @@ class TrainSettings(Settings, frozen=True):
     steps: int = 60
     groups_per_step: int = 8  # B of the design, in groups
     group_size: int = 8
-    algorithm: Literal["grpo"] = "grpo"
+    algorithm: AlgorithmName = "grpo"
+    algorithms: dict[str, AlgorithmName] = {}  # stream of ``scheduling.mix`` -> another one for its tasks
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     adam_beta1: float = 0.9
@@ -113,13 +124,34 @@ class TrainSettings(Settings, frozen=True):
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    clip_low: float = 0.2  # PPO's clipping range is [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2
-    tis_cap: float = 2.0  # cap of the truncated importance weight between trainer and rollout
-    advantage_epsilon: float = 1e-6
-    scale_advantages: bool = True  # divide by the group's standard deviation
-    aggregation: Literal["token", "sequence"] = "token"  # how per-token losses are averaged
     entropy_bonus: float = 0.0
     micro_batch_tokens: int = 8192  # computed tokens of one forward pass: padding counts, a shared prefix once
     record: bool = False  # keep what every step is made of, to train on, imitate or replay it later
     step_timeout_s: float = 600.0
+    reference: str | None = None  # "initial", the weights that the run began with, or a model directory: what KL and
+    # distillation compare with; torch backend
+    length: int | Literal["auto"] = "auto"  # most tokens that a trajectory may sample; auto: turns x tokens per turn
+
+    # Parts of the algorithm, each instead of what the preset says (null); see ``actors.trainer.algorithms.algorithm``.
+    estimator: Estimator | None = None
+    loss: PolicyLoss | None = None
+    correction: Correction | None = None
+    aggregation: Aggregation | None = None
+    scale_advantages: bool | None = None
+    advantage_epsilon: float | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
+    tis_cap: float | None = None
+    mask_low: float | None = None
+    mask_high: float | None = None
+    off_policy_kl: float | None = None
+    sapo_positive: float | None = None
+    sapo_negative: float | None = None
+    gamma: float | None = None
+    gae_lambda: float | None = None
+    step_weight: float | None = None
+    kl: Literal["k2", "k3"] | None = None
+    kl_coefficient: float | None = None
+    overlong_share: float | None = None
+    overlong_penalty: float | None = None
+    dynamic_sampling: bool | None = None

@@ -42,6 +42,7 @@ class Trajectory(msgspec.Struct, frozen=True):
     reward: float  # what the reward function made of it; trained on
     success: bool
     transcript: list[tuple[str, str]]  # ("observation" | "action", text), for people to read
+    stream: str = ""  # of tasks, that it was drawn from; "": the job names none
 
     @property
     def sampled_tokens(self) -> int:

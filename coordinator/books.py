@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from actors.trainer.algorithms.presets import resolve
 from actors.trainer.store import StoreCorrupt, read_records
 from actors.trainer.trainer import BUFFER_FILE
 from coordinator.checkpoints import RunCheckpoint
@@ -61,6 +62,7 @@ class Books:
 
 def rules_of(job: Job) -> Rules:
     """What a job says about admission."""
+    streams = job.scheduling.mix or ("",)
     return Rules(
         job.train.groups_per_step,
         job.train.group_size,
@@ -68,6 +70,7 @@ def rules_of(job: Job) -> Rules:
         job.scheduling.redundant_groups,
         job.rollout.temperature,
         job.seed,
+        frozenset(stream for stream in streams if resolve(job.train, stream).dynamic_sampling),
     )
 
 

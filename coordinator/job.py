@@ -26,6 +26,8 @@ from actors.settings import (
     SftSettings,
     TrainSettings,
 )
+from actors.trainer.algorithms.algorithm import AlgorithmError
+from actors.trainer.algorithms.presets import all_of
 from coordinator.metadata.credentials import CredentialsError, read_credentials
 from coordinator.metadata.spec import parse_spec
 from coordinator.observe.tracking.settings import TrackerSettings, TrackersUnusable, check_settings
@@ -173,10 +175,7 @@ def check(job: Job) -> None:
     for key, number in {"adam_beta1": job.train.adam_beta1, "adam_beta2": job.train.adam_beta2}.items():
         if not 0 <= number < 1:
             raise JobError(f"train.{key}: expected a number from 0 to below 1, found {number}")
-    if job.train.group_size < 2:
-        raise JobError(
-            f"train.group_size: GRPO compares the members of a group; expected 2 or more, found {job.train.group_size}"
-        )
+    _check_algorithms(job)
     _check_shares(job.sft)
     _check_mix(job)
     if job.train.backend == "torch" and job.train.tensor_parallel != 1:
@@ -192,6 +191,26 @@ def check(job: Job) -> None:
         check_settings(job.trackers)
     except TrackersUnusable as error:
         raise JobError(str(error)) from None
+
+
+def _check_algorithms(job: Job) -> None:
+    """Before "auto" is resolved: a length that is needed will be known by then."""
+    train = job.train
+    unknown = sorted(set(train.algorithms) - set(job.scheduling.mix))
+    if unknown:
+        streams = ", ".join(sorted(job.scheduling.mix)) or "none"
+        raise JobError(f"train.algorithms.{unknown[0]}: expected a stream of scheduling.mix ({streams})")
+    try:
+        algorithms = all_of(train)
+    except AlgorithmError as error:
+        raise JobError(f"train.{error}") from None
+    if job.environment.agent is not None and any(each.estimator == "gigpo" for each in algorithms):
+        raise JobError("train.algorithm: gigpo compares states of turns, which an agent's sessions do not have")
+    reference = train.reference
+    if reference not in (None, "initial") and not (Path(reference) / "config.json").is_file():
+        raise JobError(
+            f"train.reference: expected initial or a model directory, found {reference} (no config.json there)"
+        )
 
 
 def _check_mix(job: Job) -> None:
@@ -265,7 +284,8 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "train.learning_rate": job.train.learning_rate,
         "train.adam_epsilon": job.train.adam_epsilon,
         "train.max_grad_norm": job.train.max_grad_norm,
-        "train.tis_cap": job.train.tis_cap,
+        "train.group_size": job.train.group_size,
+        "train.length": job.train.length,
         "train.micro_batch_tokens": job.train.micro_batch_tokens,
         "train.step_timeout_s": job.train.step_timeout_s,
         "sft.epochs": job.sft.epochs,
@@ -290,9 +310,6 @@ def _not_negative(job: Job) -> dict[str, float]:
         "rollout.engine_restarts": job.rollout.engine_restarts,
         "train.warmup_steps": job.train.warmup_steps,
         "train.weight_decay": job.train.weight_decay,
-        "train.clip_low": job.train.clip_low,
-        "train.clip_high": job.train.clip_high,
-        "train.advantage_epsilon": job.train.advantage_epsilon,
         "sft.warmup_steps": job.sft.warmup_steps,
         "sft.evaluate_every": job.sft.evaluate_every,
         "scheduling.alpha": job.scheduling.alpha,

@@ -12,7 +12,7 @@ from actors.env.messages import Outcome
 from bus.message import BusError
 from coordinator.messages import Role
 
-EXPECTED_LOSSES = ("stale", "straggler", "aborted")
+EXPECTED_LOSSES = ("stale", "straggler", "aborted", "alike")
 """What the scheduler itself brings about."""
 
 WINDOW = 200

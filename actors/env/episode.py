@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from actors.env.messages import Followed, LearnerVersion, Outcome, RunningTrajectory, Ticket
@@ -107,7 +108,8 @@ class Episode:
 
     def finish(self, reward: float = 0.0) -> Trajectory:
         """What was recorded."""
-        return self.recorder.finish(env_return=self.env_return, reward=reward, success=self.success)
+        recorded = self.recorder.finish(env_return=self.env_return, reward=reward, success=self.success)
+        return msgspec.structs.replace(recorded, stream=self.ticket.stream)
 
     def outcome(self, state: Literal["stored", "evaluated"], reward: float) -> Outcome:
         recorder = self.recorder

@@ -135,7 +135,11 @@ def resolve(
             max_sequences=_or(job.rollout.max_sequences, min(ceiling, max(1, -(-in_flight // engines)))),
             max_model_len=_or(job.rollout.max_model_len, min(longest, DEFAULT_MODEL_LEN)),
         ),
-        train=replace(job.train, threads=_or(job.train.threads, threads)),
+        train=replace(
+            job.train,
+            threads=_or(job.train.threads, threads),
+            length=_or(job.train.length, job.environment.max_turns * job.rollout.max_tokens_per_turn),
+        ),
     )
     return resolved, Placement(_of_this_host(_place(resolved, for_training, for_rollout, cpu), here), notes)
 

@@ -10,6 +10,8 @@ Invariants:
 - a batch holds only groups whose version (their oldest member's) is >= n - alpha: stale ones are evicted first;
 - a lost member is run again while its group may still be trained on (at most ``MEMBER_RETRIES`` times a group), else
   the whole group is evicted and a fresh one takes its place;
+- of streams that are sampled dynamically (DAPO), a group whose members all score alike teaches nothing and is replaced,
+  up to ``REPLACED_AT_MOST`` batches of them a step, so that a policy that always succeeds still gets batches;
 - alpha = 0: what still runs when a batch is taken is cut, no straggler is carried over, and nothing is admitted before
   it has been trained on. The rest is the same rule: B groups are taken, and no place is free.
 
@@ -36,6 +38,8 @@ from coordinator.scheduling.mix import Mix, StreamState
 from coordinator.scheduling.succession import Found, FoundGroup
 
 MEMBER_RETRIES = 3
+REPLACED_AT_MOST = 3
+"""Batches' worth of groups that score alike and are replaced between two steps; more of them are kept."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -47,6 +51,7 @@ class Rules(msgspec.Struct, frozen=True):
     redundant_groups: int
     temperature: float
     seed: int
+    sampled_dynamically: frozenset[str] = frozenset()  # streams whose groups are replaced where all members score alike
 
     @property
     def capacity(self) -> int:
@@ -97,6 +102,7 @@ class RollingScheduler:
         self._taken: list[Group] = []  # the batch that is trained on now
         self._next_group = 0
         self._next_ticket = 0
+        self._replaced = 0  # groups that scored alike, since the last step
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Whom to tell when a batch may have become ready."""
@@ -198,7 +204,17 @@ class RollingScheduler:
         self._groups.store(group, outcome)
         if self._is_stale(group):
             self._evict_group(group, "stale")
+        elif self._teaches_nothing(group):
+            self._replaced += 1
+            self._evict_group(group, "alike")
         self._admit()
+
+    def _teaches_nothing(self, group: Group) -> bool:
+        """Whether it is to be replaced for that."""
+        if self.mix.named(group.stream) not in self.rules.sampled_dynamically or not group.complete:
+            return False
+        alike = len({outcome.reward for outcome in group.stored.values()}) == 1
+        return alike and self._replaced < REPLACED_AT_MOST * self.rules.groups_per_step
 
     def lost(self, outcome: Outcome) -> None:
         """A trajectory ended without a result; reports on tickets that do not run here any more are ignored."""
@@ -288,6 +304,7 @@ class RollingScheduler:
         self.ledger.train([ticket for group in self._taken for ticket in group.stored], version)
         self.version = version
         self._taken = []
+        self._replaced = 0
         self._evict_stale()
         self._admit()
 

@@ -37,6 +37,9 @@ from hwprobe import build_affinity_map, probe
         "train.adam_beta2=1",
         "train.warmup_steps=-1",
         "train.tis_cap=0",
+        "train.length=0",
+        "train.clip_low=1.5",
+        "train.reference=/no/such/model",
         "train.tensor_parallel=2",  # the backend is torch
         "scheduling.alpha=-1",
         "scheduling.redundant_groups=-1",
@@ -72,6 +75,28 @@ def test_what_does_not_fit_the_policy_is_refused_by_name(overrides: list[str], k
     with pytest.raises(JobError) as refused:
         resolve(job, build_affinity_map(probe()))
     assert str(refused.value).startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.algorithm=ppo"], "train.estimator: gae (of ppo) needs values of a critic"),
+        (["train.algorithm=topr", "train.correction=tis"], "train.correction: topr's loss"),
+        (["train.kl_coefficient=0.1"], "train.reference: grpo compares with a reference"),
+        (["train.algorithms={sums: cispo}"], "train.algorithms.sums: expected a stream of scheduling.mix (none)"),
+        (["train.algorithm=reinforce"], "job.yaml: Invalid enum value 'reinforce' - at `$.train.algorithm`"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_is_refused_by_its_key(overrides: list[str], message: str) -> None:
+    with pytest.raises(JobError) as refused:
+        convert({}, "job.yaml", overrides)
+    assert str(refused.value).startswith(message)
+
+
+def test_the_length_of_a_trajectory_follows_from_turns_and_tokens() -> None:
+    overrides = ["environment.max_turns=12", "rollout.max_tokens_per_turn=3", "rollout.engine=torch"]
+    resolved, _ = resolve(convert({}, "job.yaml", overrides), build_affinity_map(probe()))
+    assert resolved.train.length == 36
 
 
 def test_numbers_in_scientific_notation_are_numbers(tmp_path: Path) -> None:

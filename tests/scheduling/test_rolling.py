@@ -11,7 +11,7 @@ import pytest
 from actors.env.messages import Outcome, Ticket
 from coordinator.scheduling.journal import Event
 from coordinator.scheduling.ledger import Ledger
-from coordinator.scheduling.rolling import MEMBER_RETRIES, RollingScheduler, SchedulerState
+from coordinator.scheduling.rolling import MEMBER_RETRIES, REPLACED_AT_MOST, RollingScheduler, SchedulerState
 from tests.scheduling.support import Written, lost, rules, scheduler, started, store_all, stored
 
 
@@ -177,6 +177,41 @@ def test_a_run_does_not_starve_however_many_trajectories_are_lost() -> None:
         stopped = {id_ for id_, _ in made.to_stop}
         tickets = [ticket for ticket in tickets if ticket.id not in stopped] + started(made)
     pytest.fail(f"no batch: {made.ledger.balance()}")
+
+
+def scored(ticket: str, reward: float) -> Outcome:
+    return msgspec.structs.replace(stored(ticket), reward=reward)
+
+
+def test_groups_that_score_alike_are_replaced_and_counted_where_a_stream_is_sampled_dynamically() -> None:
+    made = RollingScheduler(msgspec.structs.replace(rules(0), sampled_dynamically=frozenset({""})), Ledger())
+    made.open()
+    first, second, third, fourth = started(made)
+    made.stored(scored(first.id, 1.0))
+    made.stored(scored(second.id, 1.0))  # group 0 teaches nothing
+    made.stored(scored(third.id, 1.0))
+    made.stored(scored(fourth.id, 0.0))
+    assert made.to_discard == [first.id, second.id]
+    assert made.ledger.balance().evicted == {"alike": 2}
+    again = started(made)
+    assert groups_of(again) == [2]
+    made.stored(scored(again[0].id, 0.0))
+    made.stored(scored(again[1].id, 1.0))
+    assert made.take().groups == [[third.id, fourth.id], [again[0].id, again[1].id]]
+
+
+def test_a_policy_that_always_succeeds_still_gets_its_batches() -> None:
+    made = RollingScheduler(msgspec.structs.replace(rules(0), sampled_dynamically=frozenset({""})), Ledger())
+    made.open()
+    for version in range(3):
+        rounds = 0
+        while not made.ready():
+            store_all(made, started(made), version)
+            rounds += 1
+        assert rounds == 1 + REPLACED_AT_MOST
+        made.take()
+        made.trained(version + 1)
+    assert made.ledger.balance().evicted == {"alike": 3 * REPLACED_AT_MOST * 2 * 2}
 
 
 def test_what_was_never_sent_is_not_started_nor_stopped_once_its_group_is_evicted() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from actors.settings import TrainSettings
+from actors.trainer.algorithms.presets import resolve
 from actors.trainer.backends.protocol import Backend, TrainBatch, TrainSequence
 from actors.trajectory import FULL_VOCABULARY
 
@@ -44,16 +45,17 @@ def logprobs(model: Any, sequence: TrainSequence, allowed_sets: list[np.ndarray]
 
 def loss(model: Any, batch: TrainBatch, settings: TrainSettings) -> torch.Tensor:
     """The policy-gradient loss with a truncated importance weight (before the first step nothing is clipped)."""
+    algorithm = resolve(settings)
     per_trajectory: dict[str, list[torch.Tensor]] = {}
     for sequence in batch.sequences:
         new = logprobs(model, sequence, batch.allowed_sets)
         behaviour = torch.from_numpy(sequence.logprobs[sequence.loss_mask == 1])
-        weight = torch.exp(new.detach() - behaviour).clamp(max=settings.tis_cap)
+        weight = torch.exp(new.detach() - behaviour).clamp(max=algorithm.tis_cap)
         per_trajectory.setdefault(sequence.ticket, []).append(
             -torch.exp(new - new.detach()) * sequence.advantage * weight
         )
     joined = [torch.cat(parts) for parts in per_trajectory.values()]
-    if settings.aggregation == "token":
+    if algorithm.aggregation == "token":
         return torch.cat(joined).mean()
     return torch.stack([part.mean() for part in joined]).mean()
 

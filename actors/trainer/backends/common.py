@@ -18,12 +18,16 @@ import numpy as np
 import torch
 
 from actors.settings import TrainSettings
-from actors.trainer.algorithms.grpo import TokenLoss, token_loss, token_weights
+from actors.trainer.algorithms.aggregation import batch_weights, token_weights
+from actors.trainer.algorithms.algorithm import Algorithm
 from actors.trainer.algorithms.imitation import imitation_loss
+from actors.trainer.algorithms.losses import TokenLoss, policy_loss
+from actors.trainer.algorithms.presets import resolve
+from actors.trainer.algorithms.sampled import Sampled
 from actors.trainer.backends.inspecting import Inspector
 from actors.trainer.backends.optimizer import MasterAdamW, SquaredNorm, local_squared_norm
 from actors.trainer.backends.packing import MicroBatch, Packer, check
-from actors.trainer.backends.protocol import Inspection, Loss, NotFinite, TrainBatch, TrainSequence
+from actors.trainer.backends.protocol import Inspection, NotFinite, TrainBatch, TrainSequence
 from actors.trainer.backends.scoring import sampled_logprobs
 from actors.trainer.checkpointing import Layout, load_rank, save_rank
 
@@ -45,6 +49,7 @@ class PolicyBackend(ABC):
         squared_norm: SquaredNorm = local_squared_norm,
     ) -> None:
         self._settings = settings
+        self._algorithm = resolve(settings)
         self._vocabulary = vocabulary
         self._device = device
         self._layout = layout
@@ -80,16 +85,18 @@ class PolicyBackend(ABC):
         Segments without an advantage have no gradient (unless there is an entropy bonus): they are only scored.
         """
         check(batch, self._vocabulary)
-        counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
+        algorithms = self._algorithms(batch)
+        packer = self._packer(batch, self._weights(batch))
         owners = [sequence.ticket for sequence in batch.sequences]
-        packer = self._packer(batch, token_weights(owners, counts, self._settings.aggregation))
-        statistics = Statistics(total=sum(counts))
-        for learn in (True, False):
-            indices = [i for i, sequence in enumerate(batch.sequences) if self._learns(batch, sequence) == learn]
-            for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
-                # Once something is not finite nothing will be stepped; go on only to name all it concerns.
-                with torch.set_grad_enabled(learn and not statistics.not_finite):
-                    self._forward_backward(micro, batch.loss, statistics)
+        statistics = Statistics(total=_sampled_tokens(batch))
+        for number, algorithm in enumerate(algorithms):
+            own = [i for i, sequence in enumerate(batch.sequences) if sequence.algorithm == number]
+            for learn in (True, False):
+                indices = [i for i in own if self._learns(algorithm, batch.sequences[i]) == learn]
+                for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
+                    # Once something is not finite nothing will be stepped; go on only to name all it concerns.
+                    with torch.set_grad_enabled(learn and not statistics.not_finite):
+                        self._forward_backward(micro, algorithm, statistics)
         if statistics.not_finite:
             self._optimizer.zero()
             tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
@@ -99,38 +106,64 @@ class PolicyBackend(ABC):
     def _packer(self, batch: TrainBatch, weights: np.ndarray) -> Packer:
         return Packer(batch, weights, self._device, trees=self.computes_trees)
 
-    def _learns(self, batch: TrainBatch, sequence: TrainSequence) -> bool:
-        return batch.loss == "imitation" or sequence.advantage != 0.0 or self._settings.entropy_bonus != 0.0
+    def _algorithms(self, batch: TrainBatch) -> list[Algorithm | None]:
+        """By number; None is imitation."""
+        return [None] if batch.loss == "imitation" else [*(batch.algorithms or [self._algorithm])]
 
-    def _token_loss(self, kind: Loss, new: torch.Tensor, micro: MicroBatch) -> TokenLoss:
-        if kind == "imitation":
+    def _weights(self, batch: TrainBatch) -> np.ndarray:
+        """What a sampled token of each segment counts, float64 [segments]."""
+        owners = [sequence.ticket for sequence in batch.sequences]
+        counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
+        if batch.loss == "imitation":
+            alike = self._algorithm.aggregation == "sequence"
+            return token_weights(owners, counts, "sequence" if alike else "token")
+        chosen = [sequence.algorithm for sequence in batch.sequences]
+        return batch_weights(owners, counts, chosen, batch.algorithms or [self._algorithm])
+
+    def _learns(self, algorithm: Algorithm | None, sequence: TrainSequence) -> bool:
+        if algorithm is None or algorithm.needs_reference or self._settings.entropy_bonus != 0.0:
+            return True
+        if sequence.token_advantages is not None:
+            return bool(sequence.token_advantages.any())
+        return sequence.advantage != 0.0
+
+    def _reference(self, micro: MicroBatch) -> torch.Tensor:
+        """Log-probabilities [M] under the reference. Raises ``ValueError`` where there is none."""
+        raise ValueError(f"the {self._settings.backend} backend keeps no reference policy; use train.backend=torch")
+
+    def _token_loss(self, algorithm: Algorithm | None, new: torch.Tensor, micro: MicroBatch) -> TokenLoss:
+        if algorithm is None:
             return imitation_loss(new)
-        settings = self._settings
-        return token_loss(
-            new,
-            new.detach(),  # one optimiser step a batch: the policy before it is the policy now
-            micro.behaviour,
-            micro.advantage,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            tis_cap=settings.tis_cap,
+        reference = None
+        if algorithm.needs_reference:
+            with torch.no_grad():
+                reference = self._reference(micro)
+        tokens = Sampled(
+            new=new,
+            old=new.detach(),  # one optimiser step a batch: the policy before it is the policy now
+            behaviour=micro.behaviour,
+            advantage=micro.advantage,
+            segment=micro.segment,
+            segments=micro.segments,
+            reference=reference,
         )
+        return policy_loss(tokens, algorithm)
 
     def _micro_loss(
-        self, micro: MicroBatch, kind: Loss, total: int
+        self, micro: MicroBatch, algorithm: Algorithm | None, total: int
     ) -> tuple[torch.Tensor, torch.Tensor, TokenLoss, torch.Tensor]:
         """The loss of a micro-batch; of its tokens: log-probabilities, losses before weighting, entropies."""
         new, entropy = sampled_logprobs(
             self._hidden_states(micro), self._head, micro, train_entropy=self._settings.entropy_bonus != 0.0
         )
-        tokens = self._token_loss(kind, new, micro)
+        tokens = self._token_loss(algorithm, new, micro)
         loss = (tokens.loss * micro.weight).sum()
-        if self._settings.entropy_bonus and kind == "grpo":
+        if self._settings.entropy_bonus and algorithm is not None:
             loss = loss - self._settings.entropy_bonus * entropy.sum() / total
         return loss, new, tokens, entropy
 
-    def _forward_backward(self, micro: MicroBatch, kind: Loss, statistics: Statistics) -> None:
-        loss, _, tokens, entropy = self._micro_loss(micro, kind, statistics.total)
+    def _forward_backward(self, micro: MicroBatch, algorithm: Algorithm | None, statistics: Statistics) -> None:
+        loss, _, tokens, entropy = self._micro_loss(micro, algorithm, statistics.total)
         finite = statistics.add(micro, tokens, loss.detach(), entropy.detach())
         if finite and loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -145,15 +178,16 @@ class PolicyBackend(ABC):
         """See the protocol."""
         check(batch, self._vocabulary)
         owners = [sequence.ticket for sequence in batch.sequences]
-        counts = [int(sequence.loss_mask.sum()) for sequence in batch.sequences]
-        packer = self._packer(batch, token_weights(owners, counts, self._settings.aggregation))
+        algorithms, packer = self._algorithms(batch), self._packer(batch, self._weights(batch))
+        total = _sampled_tokens(batch)
         inspector = Inspector([len(sequence.tokens) for sequence in batch.sequences])
         norms: dict[str, float] = {}
         self._optimizer.zero()
         for ticket in dict.fromkeys(owners):
             indices = [i for i, owner in enumerate(owners) if owner == ticket]
+            algorithm = algorithms[batch.sequences[indices[0]].algorithm]
             for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
-                loss, new, tokens, _ = self._micro_loss(micro, batch.loss, sum(counts))
+                loss, new, tokens, _ = self._micro_loss(micro, algorithm, total)
                 inspector.add(micro, new, tokens)
                 loss.backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
@@ -196,6 +230,10 @@ class PolicyBackend(ABC):
         self._optimizer.restore(load_rank(directory, self._layout, self._optimizer.state()))
 
 
+def _sampled_tokens(batch: TrainBatch) -> int:
+    return sum(int(sequence.loss_mask.sum()) for sequence in batch.sequences)
+
+
 class Statistics:
     """Sums over the sampled tokens of a batch, and which segments were not finite."""
 
@@ -203,7 +241,7 @@ class Statistics:
         self.total = total
         self.not_finite: set[int] = set()
         self._sums = dict.fromkeys(
-            ("entropy", "kl_rollout", "ratio_mean", "clipped_fraction", "truncated_fraction"), 0.0
+            ("entropy", "kl_rollout", "ratio_mean", "clipped_fraction", "truncated_fraction", "kl_reference"), 0.0
         )
         self._loss = 0.0
         self._ratio_max, self._ratio_min = 0.0, float("inf")
@@ -221,6 +259,7 @@ class Statistics:
                 tokens.ratio.sum(),
                 tokens.clipped.sum(),
                 tokens.truncated.sum(),
+                tokens.reference_kl.sum(),
                 loss,
                 tokens.ratio.max(),
                 tokens.ratio.min(),
@@ -228,9 +267,9 @@ class Statistics:
         ).tolist()
         for name, figure in zip(self._sums, figures, strict=False):
             self._sums[name] += figure
-        self._loss += figures[5]
-        self._ratio_max = max(self._ratio_max, figures[6])
-        self._ratio_min = min(self._ratio_min, figures[7])
+        self._loss += figures[-3]
+        self._ratio_max = max(self._ratio_max, figures[-2])
+        self._ratio_min = min(self._ratio_min, figures[-1])
         return True
 
     def means(self) -> dict[str, float]:

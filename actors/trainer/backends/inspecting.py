@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from actors.trainer.algorithms.grpo import TokenLoss
+from actors.trainer.algorithms.losses import TokenLoss
 from actors.trainer.backends.packing import MicroBatch
 from actors.trainer.backends.protocol import Inspection
 

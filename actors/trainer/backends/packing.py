@@ -1,7 +1,8 @@
 """A batch of segments as micro-batches, holding of each segment only what its loss depends on.
 
-Invariant: every sampled token of the batch is in exactly one micro-batch, with the weight that it has in the whole
-batch's loss; so gradients summed over micro-batches do not depend on how the batch was cut.
+Invariant: every sampled token of the batch is in exactly one micro-batch, together with all others of its segment, and
+with the weight that it has in the whole batch's loss; so gradients summed over micro-batches do not depend on how the
+batch was cut, also where a loss looks at a whole segment.
 
 A segment is cut behind the token before its last sampled one (nothing later is predicted). Then either segments of
 like length share a micro-batch, padded on the right, where causal attention never looks; or, for a backend that can
@@ -44,6 +45,8 @@ class MicroBatch(msgspec.Struct, frozen=True):
     behaviour: torch.Tensor  # float32 [M]
     advantage: torch.Tensor  # float32 [M]
     weight: torch.Tensor  # float32 [M]
+    segment: torch.Tensor  # int64 [M], which of the micro-batch's segments the token is of
+    segments: int
     sequence: np.ndarray  # int64 [M], index of the token's segment in the batch
     place: np.ndarray  # int64 [M], the token's index in its segment
 
@@ -61,11 +64,15 @@ def check(batch: TrainBatch, vocabulary: int) -> None:
             raise BatchError(f"allowed set {i}: expected ascending token ids below {vocabulary}, found {allowed}")
     for sequence in batch.sequences:
         _check_sequence(sequence, batch.allowed_sets, vocabulary)
+        if not 0 <= sequence.algorithm < max(len(batch.algorithms), 1):
+            raise BatchError(f"{sequence.ticket}: algorithm {sequence.algorithm} of {len(batch.algorithms)}")
 
 
 def _check_sequence(sequence: TrainSequence, allowed_sets: list[np.ndarray], vocabulary: int) -> None:
     length = len(sequence.tokens)
     arrays = {"loss_mask": sequence.loss_mask, "logprobs": sequence.logprobs, "allowed": sequence.allowed}
+    if sequence.token_advantages is not None:
+        arrays["token_advantages"] = sequence.token_advantages
     for name, array in arrays.items():
         if array.shape != (length,):
             raise BatchError(f"{sequence.ticket}: {name} has shape {array.shape}, expected ({length},) as tokens")
@@ -165,11 +172,20 @@ class Packer:
             choices=self._choices(group, sequence),
             temperature=per_sequence([self._sequences[i].temperature for i in group]),
             behaviour=self._tensor(self._of_sampled(group, "logprobs").astype(np.float32)),
-            advantage=per_sequence([self._sequences[i].advantage for i in group]),
+            advantage=self._tensor(np.concatenate([self._advantages(i) for i in group])),
             weight=per_sequence([float(self._weights[i]) for i in group]),
+            segment=self._tensor(np.repeat(np.arange(len(group)), counts)),
+            segments=len(group),
             sequence=sequence,
             place=place,
         )
+
+    def _advantages(self, i: int) -> np.ndarray:
+        """float32, of the sampled tokens of a segment."""
+        sequence, sampled = self._sequences[i], self._sampled[i]
+        if sequence.token_advantages is None:
+            return np.full(sampled.size, sequence.advantage, np.float32)
+        return sequence.token_advantages[sampled].astype(np.float32)
 
     def _choices(self, group: list[int], sequence: np.ndarray) -> list[Choice]:
         """One for each allowed set that occurs in the group."""

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import msgspec
 import numpy as np
 
+from actors.trainer.algorithms.algorithm import Algorithm
+
 if TYPE_CHECKING:
     import torch
 
 
-Loss = Literal["grpo", "imitation"]
+Loss = Literal["policy", "imitation"]
 
 
 class TrainSequence(msgspec.Struct, frozen=True):
@@ -30,6 +32,8 @@ class TrainSequence(msgspec.Struct, frozen=True):
     allowed: np.ndarray  # int32 [T]; index into TrainBatch.allowed_sets or FULL_VOCABULARY
     advantage: float
     temperature: float  # > 0
+    token_advantages: np.ndarray | None = None  # float32 [T]; instead of ``advantage``, where tokens differ
+    algorithm: int = 0  # index into TrainBatch.algorithms
 
 
 class TrainBatch(msgspec.Struct, frozen=True):
@@ -37,7 +41,8 @@ class TrainBatch(msgspec.Struct, frozen=True):
 
     sequences: list[TrainSequence]
     allowed_sets: list[np.ndarray]  # int32, ascending token ids
-    loss: Loss = "grpo"  # imitation looks at neither advantages nor behaviour
+    loss: Loss = "policy"  # imitation looks at neither advantages nor behaviour
+    algorithms: list[Algorithm] = []  # none: the one that the backend's settings name
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -55,8 +60,8 @@ class Backend(Protocol):
 
     def forward_backward(self, batch: TrainBatch) -> dict[str, float]:
         """Add the batch's gradients; returns scalar statistics (loss, ratio_mean, ratio_max, entropy, kl_rollout,
-        clipped_fraction, tokens). Raises ``NotFinite`` naming the tickets where the loss is NaN or infinite; the
-        gradients are then zeroed."""
+        kl_reference, clipped_fraction, tokens). Raises ``NotFinite`` naming the tickets where the loss is NaN or
+        infinite; the gradients are then zeroed."""
 
     def optim_step(self, learning_rate: float) -> dict[str, float]:
         """Clip the gradient, step, zero it; returns grad_norm. Raises ``NotFinite`` for a gradient that is not
