@@ -12,9 +12,9 @@ DEADLINE_S = 20.0
 """No test waits longer; it bounds failures, and says nothing of how long success takes."""
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], deadline_s: float = DEADLINE_S) -> T:
     """Run a test's coroutine on a loop of its own. Raises ``TimeoutError`` where it does not end."""
-    return asyncio.run(asyncio.wait_for(work, DEADLINE_S))
+    return asyncio.run(asyncio.wait_for(work, deadline_s))
 
 
 async def until(holds: Callable[[], object]) -> None:
