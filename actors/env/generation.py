@@ -61,6 +61,7 @@ class Generation:
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}  # of these, what a proxy was asked
         self._at: dict[str, Ref] = {}  # and the proxy, once it has accepted
+        self._moving: dict[str, asyncio.Task[None]] = {}  # and what asks another one, as that is gone
         self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
         self._sampled_under = 0  # the newest version that an answer of these proxies' engines was sampled under
         self._proxies = set(peers.proxies.refs)
@@ -135,6 +136,7 @@ class Generation:
         finally:
             episode.interrupt = None
             self._waiting.pop(request.request_id, None)
+            self._stop_moving(request.request_id)
             self._added.pop(request.request_id, None)
             self._at.pop(request.request_id, None)
 
@@ -205,7 +207,14 @@ class Generation:
         for request_id in [id_ for id_, proxy in self._at.items() if proxy not in self._proxies]:
             del self._at[request_id]
             self._counters["requests_of_an_earlier_proxy"] += 1
-            self._hands.node.background(self._add_elsewhere(self._added[request_id]))
+            self._moving[request_id] = self._hands.node.background(self._add_elsewhere(self._added[request_id]))
+
+    def _stop_moving(self, request_id: str) -> None:
+        """It was answered meanwhile, by the one that is gone, or has ended: nobody else is to compute it."""
+        moving = self._moving.pop(request_id, None)
+        if moving is not None and not moving.done():
+            moving.cancel()
+            self._abort(request_id)
 
     async def _add_elsewhere(self, add: Add) -> None:
         try:

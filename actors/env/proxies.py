@@ -85,6 +85,11 @@ class Proxies(Successive):
     # ---- a trajectory's ------------------------------------------------------------------------------------------
 
     @property
+    def trajectories(self) -> int:
+        """That are with one."""
+        return len(self._with)
+
+    @property
     def refs(self) -> list[Ref]:
         return [member.ref for member in self._members.values()]
 

@@ -31,6 +31,7 @@ from actors.env.messages import (
 )
 from actors.env.peers import Peers
 from actors.env.protocol import Observation, Step
+from actors.env.proxies import Proxies
 from actors.env.tokenizers import ByteTokenizer
 from actors.proxy.engines.protocol import Completion, FinishReason, GenerateRequest
 from actors.proxy.messages import Abort, Accepted, Add, Finished, RequestFailed, TrajectoryEnded
@@ -299,8 +300,9 @@ async def world(
     turn_timeout_s: float = 5.0,
     reward_timeout_s: float = 5.0,
     network: SimulatedNetwork | None = None,
+    proxies: Proxies | None = None,
 ) -> AsyncIterator[World]:
-    """``network``: of nodes that are simulated; else they are real ones."""
+    """``network``: of nodes that are simulated; else they are real ones. ``proxies``: others than the scripted one."""
     services, worker_node, node = (
         Node(name, transport=None if network is None else network.join(name))
         for name in ("services", "worker-0", "control")
@@ -310,7 +312,7 @@ async def world(
         made.pool = ScriptedPool(await worker_node.spawn(lambda: made.worker, "worker"))
         peers = made.peers = Peers(
             coordinator=await node.spawn(lambda: made.coordinator, "coordinator"),
-            proxies=await node.spawn(lambda: made.proxy, "proxy"),
+            proxies=proxies or await node.spawn(lambda: made.proxy, "proxy"),
             reward=await services.spawn(lambda: made.reward, "reward"),
             store=await services.spawn(lambda: made.store, "store"),
         )
