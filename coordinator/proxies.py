@@ -49,6 +49,7 @@ class ProxyBook(ProxyNews):
     def __init__(self, epoch: int) -> None:
         super().__init__()
         self.found = ProxySet([], (epoch, 0))
+        self._begun = False  # whether any has served
 
     @property
     def refs(self) -> list[Ref]:
@@ -58,12 +59,14 @@ class ProxyBook(ProxyNews):
         return ref in self.refs
 
     def serve_without(self, node: str) -> bool:
-        """Whether any other than this node's has engines that serve."""
-        return any(member.serves for member in self.found.members if member.ref.node.name != node)
+        """Whether any other than this node's has engines that serve, or will as soon as any does."""
+        others = [member for member in self.found.members if member.ref.node.name != node]
+        return any(member.serves for member in others) or (bool(others) and not self._begun)
 
     def announce(self, ref: Ref, places: dict[str, int]) -> bool:
         """A proxy is there, with so many places by class; one of the same node is gone. Whether that is news."""
         now = ServingProxy(ref, places)
+        self._begun = self._begun or now.serves
         if now in self.found.members:
             return False
         others = [member for member in self.found.members if member.ref.node.name != ref.node.name]

@@ -309,7 +309,6 @@ class Roster:
             log.error("node %s (%s): %s; what ran there goes on elsewhere", name, ", ".join(join.roles), why)
             self._replace(join)
             self._leaves(join)
-            self._tell_lost(join, why)
         else:
             self._end_for(join, why)
 
@@ -334,18 +333,13 @@ class Roster:
             self._hands.node.background(self._hands.order(Ref(spare.node, MEMBER), Take(list(join.roles)), Obeyed))
 
     def _leaves(self, join: Join) -> None:
-        """The others go on without it."""
+        """The others go on without it. Should it live all the same, it misses its leader, and ends."""
         name, node = join.node.name, self._hands.node
         if "env" in join.roles:
             self._hands.host_left(name)
         if "proxy" in join.roles:
             self._proxy_leaves(name)
             node.background(self._tell_of_proxies())
-
-    def _tell_lost(self, join: Join, why: str) -> None:
-        """Should a proxy be alive all the same, its engines are not to compute for nobody."""
-        if "proxy" in join.roles:
-            self._hands.node.tell(Ref(join.node, MEMBER), LetGo(f"lost to the run: {why}"))
 
     def _proxy_leaves(self, name: str) -> None:
         """Of several: another one stands for the role."""
@@ -409,7 +403,7 @@ class Roster:
             self._news.left(message.node)
             self._replace(join)
             self._leaves(join)
-            self._tell_lost(join, message.reason)
+            self._hands.node.tell(Ref(join.node, MEMBER), LetGo(f"lost to the run: {message.reason}"))
             self.standbys.see_to_one()
             return
         self._news.failed(RoleLost(message.role, message.node, message.reason))

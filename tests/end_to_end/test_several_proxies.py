@@ -117,7 +117,7 @@ def test_one_of_two_proxies_is_lost_and_no_trajectory_is(tmp_path: Path, how: si
         if how == signal.SIGSTOP:
             lost.send(signal.SIGCONT)
             assert lost.wait(timeout_s=START_S) == 1
-            assert "lost to the run: no sign of life" in lost.stdout
+            assert "proxy-b: lost the coordinator: no sign of life" in lost.stdout
         assert engine not in played.lead.children().values()
 
         played.start("proxy", "proxy-c")

@@ -58,6 +58,16 @@ def test_the_run_goes_on_without_one_of_two_that_is_lost(name: str) -> None:
     town(scenario)
 
 
+def test_the_run_begins_without_one_of_two_that_is_lost_before_any_serves() -> None:
+    async def scenario(built: Town) -> None:
+        await built.add("proxy-2", "proxy")
+        await built.parts.pop("proxy-1").node.close()
+        await asyncio.sleep(LOOKS_AFTER_S)
+        assert known(built) == [["proxy-2"]] * 3
+
+    town(scenario)
+
+
 def test_the_run_does_not_go_on_where_the_one_that_is_left_serves_nothing() -> None:
     async def scenario(built: Town) -> None:
         await two_that_serve(built)
