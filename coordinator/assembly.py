@@ -206,12 +206,19 @@ class Assembly:
         job = self._sitting.launch.job
         timeout_s = job.coordinator.start_timeout_s
         await self.coordinator.roster.role("proxy", timeout_s)
-        await self.coordinator.roster.several_proxies(job.rollout.proxies, timeout_s)
+        if self._is_new():
+            await self.coordinator.roster.several_proxies(job.rollout.proxies, timeout_s)
         trainer = await self.coordinator.roster.role("trainer", timeout_s)
         weightsync = await self.coordinator.roster.role("weightsync", timeout_s)
         await self.coordinator.roster.role("env", timeout_s)
         await self._starting
         return Peers(trainer, weightsync)
+
+    def _is_new(self) -> bool:
+        """Whether the run begins, with roles in processes of their own: later it does with what proxies there are."""
+        sitting, led = self._sitting, self._sitting.led
+        goes_on = sitting.launch.resume is not None or sitting.found is not None or (led is not None and led.told)
+        return not goes_on and "proxy" not in sitting.launch.local_roles
 
     def _pipeline(self, peers: Peers) -> Pipeline:
         sitting, resume = self._sitting, self._sitting.launch.resume

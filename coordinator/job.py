@@ -272,6 +272,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "rollout.temperature": job.rollout.temperature,
         "rollout.max_tokens_per_turn": job.rollout.max_tokens_per_turn,
         "rollout.max_sequences": job.rollout.max_sequences,
+        "rollout.proxies": job.rollout.proxies,
         "rollout.turn_timeout_s": job.rollout.turn_timeout_s,
         "rollout.load_every_s": job.rollout.load_every_s,
         "rollout.tokens_every_s": job.rollout.tokens_every_s,

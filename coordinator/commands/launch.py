@@ -18,7 +18,16 @@ from bus.security import is_loopback
 from coordinator.commands.usage import examples
 from coordinator.launching.crew import Crew, Part
 from coordinator.launching.exits import DONE, USAGE
-from coordinator.launching.hostlist import Host, HostList, LaunchError, command_of, load_hosts, numeric, over_shell
+from coordinator.launching.hostlist import (
+    Host,
+    HostList,
+    LaunchError,
+    command_of,
+    load_hosts,
+    numeric,
+    over_shell,
+    waits_for,
+)
 from coordinator.messages import Role
 
 SPARE: Literal["spare"] = "spare"
@@ -68,7 +77,8 @@ def plan(hosts: HostList, job: str, overrides: list[str], runs: str) -> list[Par
         raise LaunchError(f"key_file: {beyond[0]} is beyond loopback, which takes a key (bin/keys make cluster.key)")
     key = [] if hosts.key_file is None else ["--key-file", hosts.key_file]
     join = f"tcp://{addresses[hosts.hosts[0].host]}:{hosts.port}"
-    lead = [job, *overrides, "--port", str(hosts.port), "--runs", runs]
+    settings = [*waits_for([host.roles for host in hosts.hosts]), *overrides]
+    lead = [job, *settings, "--port", str(hosts.port), "--runs", runs]
 
     def part(host: Host, role: Role | Literal["spare"]) -> Part:
         own = lead if role == "coordinator" else ["--join", join, "--join-timeout", str(JOIN_TIMEOUT_S)]

@@ -18,7 +18,7 @@ from bus.security import is_loopback
 from coordinator.commands.launch import JOIN_TIMEOUT_S, SPARE
 from coordinator.launching.crew import Crew, Part
 from coordinator.launching.exits import USAGE
-from coordinator.launching.hostlist import LaunchError, check_roles, command_of, numeric, parse_map
+from coordinator.launching.hostlist import LaunchError, check_roles, command_of, numeric, parse_map, waits_for
 from coordinator.messages import Role
 
 
@@ -67,7 +67,8 @@ def plan(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Part
         raise LaunchError(f"--key-file: {address} is beyond loopback, which takes a key (bin/keys make cluster.key)")
     key = [] if arguments.key_file is None else ["--key-file", arguments.key_file]
     own = ["--host", address, *key, "--stop-on-eof"]
-    lead = [arguments.job, *arguments.overrides, "--port", str(arguments.port), "--runs", arguments.runs]
+    settings = [*waits_for(roles), *arguments.overrides]
+    lead = [arguments.job, *settings, "--port", str(arguments.port), "--runs", arguments.runs]
     join = ["--join", f"tcp://{numeric(arguments.coordinator)}:{arguments.port}", "--join-timeout", str(JOIN_TIMEOUT_S)]
     start = environ.get("ROLLART_START", f"{sys.executable} -m coordinator.commands.start {{role}}")
 

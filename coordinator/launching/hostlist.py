@@ -137,6 +137,12 @@ def check_roles(roles: Sequence[tuple[Role, ...]], where: str) -> None:
         raise LaunchError(f"{where}: the coordinator belongs on the first host, which the others join")
 
 
+def waits_for(roles: Sequence[tuple[Role, ...]]) -> list[str]:
+    """What the job is told, before what its user says: a run of several proxies begins once all of them are there."""
+    proxies = sum("proxy" in given for given in roles)
+    return [f"rollout.proxies={proxies}"] if proxies > 1 else []
+
+
 def numeric(address: str) -> str:
     """The address that a name stands for: sockets are bound to numbers. Raises ``LaunchError``."""
     try:

@@ -108,6 +108,23 @@ def test_the_shell_gets_one_quoted_command_line(tmp_path: Path, capsys: pytest.C
     ]
 
 
+def test_a_run_of_several_proxies_begins_once_all_are_there_unless_its_user_says_otherwise(tmp_path: Path) -> None:
+    hosts = load_hosts(
+        write(
+            tmp_path,
+            "hosts:\n- {host: 127.0.0.1, roles: [coordinator, trainer, weightsync, reward, env]}\n"
+            "- {host: 127.0.0.2, roles: [proxy]}\n- {host: 127.0.0.3, roles: [proxy]}\n",
+        )
+    )
+    lead, *others = launch.plan(hosts, "job.yaml", ["rollout.proxies=1"], "runs")
+    assert " job.yaml rollout.proxies=2 rollout.proxies=1 --port" in lead.words[-1]  # the last one counts
+    assert [part.name for part in others if "proxy" in part.name] == ["proxy@127.0.0.2", "proxy@127.0.0.3"]
+    words = ["job.yaml", "--coordinator", "127.0.0.1", "--index", "0", "--hosts", "3", "--address", "127.0.0.1"]
+    roles = ["--roles", "0=coordinator,trainer,weightsync,reward,env 1-=proxy"]
+    (first, *_) = start_node.plan(start_node.parser().parse_args([*words, *roles]), {"ROLLART_START": "s-{role}"})
+    assert first.words[:3] == ["s-coordinator", "job.yaml", "rollout.proxies=2"]
+
+
 def test_beyond_loopback_a_key_is_asked_for_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
