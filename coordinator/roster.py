@@ -216,10 +216,13 @@ class Roster:
 
     async def announce(self, message: Announce) -> None:
         """An actor has a role: who waits for it has it, and where it was vacant all others are told first. So they are
-        of every proxy, and of what it serves."""
-        if message.role == "proxy" and self.proxies.announce(message.ref, message.serving):
-            self._came.set()
-            await self._tell_of_proxies()
+        of every proxy, and of what it serves. Raises ``ValueError`` for a proxy that was lost, or let go."""
+        is_known = message.role == "proxy" and self.proxies.has(message.ref)
+        if message.role == "proxy":
+            self._check_takes_part(message.ref)
+            if self.proxies.announce(message.ref, message.serving):
+                self._came.set()
+                await self._tell_of_proxies()
         if message.role in self._vacant:
             if message.role != "proxy":
                 await self._tell_moved(Moved(message.role, message.ref))
@@ -227,11 +230,18 @@ class Roster:
             for follow in self._followers[message.role]:
                 follow(message.ref)
         address = message.ref.node
-        if not message.serving:  # of a proxy, its first word
+        if not is_known:
             self.casting.book.up(host_of(address), address.name, message.role)
         future = self._roles[message.role]
         if not future.done():
             future.set_result(message.ref)
+
+    def _check_takes_part(self, ref: Ref) -> None:
+        join = self._joins.get(ref.node.name)
+        if join is None or join.node != ref.node:
+            raise ValueError(
+                f"node {ref.node.name} takes no part in the run any more: nobody is to ask its {ref.actor}"
+            )
 
     def on_moved(self, role: Role, follow: Callable[[Ref], object]) -> None:
         """``follow`` is told, in this process, whenever another actor has a role."""

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from bus.message import RemoteError
 from coordinator.messages import RoleFailed
 from tests.scheduling.test_handover import Town, town
 
@@ -86,8 +87,10 @@ def test_a_proxy_without_engines_ends_and_the_others_go_on() -> None:
         await two_that_serve(built)
         failing = built.parts["proxy-2"]
         failing.node.tell(built.made.ref, RoleFailed("proxy", "proxy-2", "no engine is left"))
-        await asyncio.sleep(1.0)
-        assert known(built) == [["proxy-1"]] * 3
+        await asyncio.sleep(0.5)
+        with pytest.raises(RemoteError, match="node proxy-2 takes no part in the run any more"):
+            await failing.serves(16)
+        assert (known(built), serving(built)) == ([["proxy-1"]] * 3, {"proxy-1": 8})
         assert failing.ended == "lost to the run: no engine is left"
 
     town(scenario)
