@@ -16,11 +16,19 @@ GPU_SHARE = "ROLLART_GPU_SHARE"
 
 def keep_to_share() -> float | None:
     """Limit this process; returns the share, or None where there is no GPU or none was given. Raises ``ValueError``."""
+    share = given_share()
+    if share is None or not torch.cuda.is_available():
+        return None
+    torch.cuda.set_per_process_memory_fraction(share)
+    return share
+
+
+def given_share() -> float | None:
+    """What this process was started with. Raises ``ValueError``."""
     text = os.environ.get(GPU_SHARE, "")
-    if not text or not torch.cuda.is_available():
+    if not text:
         return None
     share = float(text)
     if not 0 < share <= 1:
         raise ValueError(f"{GPU_SHARE}: expected a number above 0, 1 at most, found {text!r}")
-    torch.cuda.set_per_process_memory_fraction(share)
     return share

@@ -38,8 +38,16 @@ def test_what_is_recorded_is_what_is_sampled_from_on_any_hardware(policy: Path, 
 
 
 def test_devices_share_the_cache_and_the_heads(policy: Path) -> None:
-    alone, shared = (engine_arguments(Setup(policy, LIMITS, tensor_parallel=count), gpu=True) for count in (1, 2))
+    alone, shared = (engine_arguments(Setup(policy, LIMITS, tensor_parallel=count), gpu=False) for count in (1, 2))
     assert alone.kv_cache_memory_bytes == 2 * 4 * SEQUENCE_BYTES
     assert shared.kv_cache_memory_bytes == 4 * SEQUENCE_BYTES  # of each
     assert (alone.distributed_executor_backend, shared.distributed_executor_backend) == ("uni", "mp")
     assert shared.tensor_parallel_size == 2
+
+
+def test_the_cache_takes_what_weights_leave_of_a_gpus_share_unless_it_was_given(policy: Path) -> None:
+    """Twice all sequences of an 8B model would be several times what a GPU holds."""
+    measured = engine_arguments(Setup(policy, LIMITS, gpu_share=0.4), gpu=True)
+    assert (measured.gpu_memory_utilization, measured.kv_cache_memory_bytes) == (0.4, None)
+    given = engine_arguments(Setup(policy, LIMITS, gpu_share=0.4, kv_cache_bytes=10 << 20), gpu=True)
+    assert given.kv_cache_memory_bytes == 10 << 20

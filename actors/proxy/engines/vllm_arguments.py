@@ -38,11 +38,13 @@ class Setup:
     tensor_parallel: int = 1
     cuda_graphs: bool = True
     kv_store: tuple[Path, KvRole] | None = None
+    gpu_share: float | None = None  # of each GPU's memory, weights and all; None: what vLLM takes by itself
 
 
 def engine_arguments(setup: Setup, *, gpu: bool) -> EngineArgs:
-    """vLLM's arguments. By default the KV cache holds twice ``max_sequences`` full sequences, so that trajectories find
-    their prefix again, or without a GPU what a quarter of the free memory holds."""
+    """vLLM's arguments. By default the KV cache takes what the weights leave of the GPUs' share, which vLLM measures;
+    without a GPU it holds twice ``max_sequences`` full sequences, so that trajectories find their prefix again, or what
+    a quarter of the free memory holds."""
     sequences, longest = setup.limits.max_sequences, setup.limits.max_model_len + 1
     arguments = EngineArgs(
         model=str(setup.policy_dir),
@@ -72,10 +74,13 @@ def engine_arguments(setup: Setup, *, gpu: bool) -> EngineArgs:
     )
     if setup.kv_store is not None:
         arguments.kv_transfer_config = kv_transfer(*setup.kv_store)
+    if gpu and setup.gpu_share is not None:
+        arguments.gpu_memory_utilization = setup.gpu_share
     kv_cache_bytes = setup.kv_cache_bytes
-    if kv_cache_bytes is None:
-        kv_cache_bytes = _affordable(2 * sequences, _sequence_bytes(arguments, longest), gpu=gpu)
-    arguments.kv_cache_memory_bytes = math.ceil(kv_cache_bytes / setup.tensor_parallel)  # of each device
+    if kv_cache_bytes is None and not gpu:
+        kv_cache_bytes = _affordable(2 * sequences, _sequence_bytes(arguments, longest))
+    if kv_cache_bytes is not None:
+        arguments.kv_cache_memory_bytes = math.ceil(kv_cache_bytes / setup.tensor_parallel)  # of each device
     return arguments
 
 
@@ -84,10 +89,8 @@ def _step_tokens(sequences: int, longest: int) -> int:
     return min(max(STEP_TOKENS, longest + sequences), sequences * longest)
 
 
-def _affordable(sequences: int, sequence_bytes: int, *, gpu: bool) -> int:
+def _affordable(sequences: int, sequence_bytes: int) -> int:
     """Bytes of the KV cache: for so many sequences, or fewer where they would fill the host's memory."""
-    if gpu:
-        return sequences * sequence_bytes
     return max(sequence_bytes, min(sequences * sequence_bytes, psutil.virtual_memory().available // 4))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.distributed import distributed_c10d
 
+from actors.gpu_memory import given_share
 from actors.proxy.engines.protocol import (
     Begun,
     Completion,
@@ -103,7 +104,17 @@ class VllmEngine:
         limits = EngineLimits(max_sequences, max_model_len)
         if tensor_parallel > 1 and not GPU:  # otherwise vLLM wants a NUMA node for each of its processes
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        setup = Setup(policy_dir, limits, seed, dtype, kv_cache_bytes, tensor_parallel, cuda_graphs, kv_store)
+        setup = Setup(
+            policy_dir,
+            limits,
+            seed,
+            dtype,
+            kv_cache_bytes,
+            tensor_parallel,
+            cuda_graphs,
+            kv_store,
+            gpu_share=given_share(),
+        )
         arguments = engine_arguments(setup, gpu=GPU)
         self._llm = LLMEngine.from_engine_args(arguments)
         _remove_meeting_place()
