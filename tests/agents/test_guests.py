@@ -7,6 +7,7 @@ import json
 import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_nobody_comes_in_without_the_token_a_proper_name_and_room(tmp_path: Path
             status, answer = await asked(guest(tmp_path, "bob"), "one")
             assert (status, answer["error"]["code"]) == (429, "too_many_sessions")
             assert (await made.counters())["guests_refused"] == 1
+
+    run(test())
+
+
+def test_a_key_that_is_no_text_is_a_wrong_key(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with world(never, guests=1, directory=tmp_path):
+            url = urlsplit(guest(tmp_path, "ann").base_url)
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-\xff\xfe\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"401"
+            writer.close()
 
     run(test())
 

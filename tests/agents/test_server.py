@@ -252,6 +252,21 @@ def test_a_client_that_never_asks_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
     assert played(agent)[0].reward == 10.0
 
 
+def test_a_client_that_has_asked_and_asks_nothing_more_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 0.2)
+
+    def agent(told: Session) -> float:
+        url = urlsplit(told.base_url)
+        with socket.create_connection((url.hostname, url.port), 5) as silent:
+            silent.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")  # answered, though it has no key
+            answered = silent.recv(64)
+            while silent.recv(4096):  # to its end; raises ``TimeoutError`` where the connection is kept
+                pass
+        return float(answered.startswith(b"HTTP/1.1 401") and post(told)[0] == 200)
+
+    assert played(agent)[0].reward == 10.0
+
+
 def raw(told: Session, text: str) -> int:
     """The status of what is answered to these bytes."""
     url = urlsplit(told.base_url)

@@ -25,7 +25,7 @@ from actors.env.agents.conversation import Renderer
 from actors.env.agents.guests import Guests
 from actors.env.agents.protocol import Result
 from actors.env.agents.protocol import Session as Told
-from actors.env.agents.session import Generate, Rules, Session
+from actors.env.agents.session import Generate, Rules, Session, session_ended
 from actors.env.episode import Episode, Lost
 from actors.env.messages import AgentDone, RunAgent
 from actors.env.peers import Hands, Peers, Workers
@@ -58,7 +58,7 @@ class Sessions:
         self.rules = rules
         self.renderer = renderer
         self._open: dict[str, Session] = {}
-        self._ended: OrderedDict[str, Session] = OrderedDict()
+        self._ended: OrderedDict[str, str] = OrderedDict()  # how; a session itself may be as large as its context
 
     def open(self, make: Callable[[], Session]) -> tuple[str, Session]:
         """A new one, and its key."""
@@ -69,22 +69,24 @@ class Sessions:
     def close(self, key: str, how: str) -> None:
         session = self._open.pop(key)
         session.close(how)
-        self._ended[key] = session
+        self._ended[key] = session.over_by(session.ended)
         if len(self._ended) > ENDED_KEPT:
             self._ended.popitem(last=False)
 
     def of(self, key: str) -> Session:
         """Raises ``Refused``."""
-        session = self._open.get(key) or self._ended.get(key)
+        session = self._open.get(key)
         if session is not None:
             return session
+        if key in self._ended:
+            raise session_ended(self._ended[key])
         guests, name = self.guests_of(key)
         return guests.session(name)
 
     def guests_of(self, key: str) -> tuple[Guests, str]:
         """Whom the token in a key lets in, and the session's name behind it. Raises ``Refused``."""
         token, _, name = key.partition(".")
-        if self.guests is None or not secrets.compare_digest(token.encode(), self.guests.token.encode()):
+        if self.guests is None or not secrets.compare_digest(_as_sent(token), self.guests.token.encode()):
             raise Refused(401, "the API key belongs to no session of this endpoint", code="invalid_api_key")
         return self.guests, name
 
@@ -227,6 +229,11 @@ def write_door(path: Path, door: Door) -> None:
 
 class _Failed(Exception):
     """The agent raised, or returned what it should not."""
+
+
+def _as_sent(header: str) -> bytes:
+    """The bytes of a header, which may be no UTF-8."""
+    return header.encode("utf-8", "surrogateescape")
 
 
 def _who(episode: Episode) -> str:

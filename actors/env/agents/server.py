@@ -1,8 +1,8 @@
 """The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``, ``/v1/sessions``.
 
-Invariant: a client can cost no more than its share: it has ``HEAD_S`` to ask something, ``BODY_S`` to send a body of at
-most ``MOST_BYTES``, and at most ``CLIENTS`` are connected at a time. Every request needs the key of a session. Every
-error has the form of OpenAI's.
+Invariant: a client can cost no more than its share: it has ``HEAD_S`` to ask something (and to ask again), ``BODY_S``
+to send a body of at most ``MOST_BYTES``, and at most ``CLIENTS`` are connected at a time. Every request needs the key
+of a session. Every error has the form of OpenAI's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HttpEndpoint:
         """See ``actors.env.agents.play.Endpoint``."""
         settings = sessions.settings
         answering = _Answering(sessions)
-        http = web.Server(answering.answer, access_log=None)
+        http = web.Server(answering.answer, access_log=None, keepalive_timeout=HEAD_S)
         self._runner = web.ServerRunner(http, shutdown_timeout=STOP_S)
         await self._runner.setup()
 

@@ -175,8 +175,12 @@ class Session:
         if self.over.done() and (loss := self.over.exception()) is not None:
             raise self._over(str(loss))
 
+    def over_by(self, how: str) -> str:
+        """What whoever asks then is told."""
+        return f"the session of {self._who()} has ended: {how}"
+
     def _over(self, how: str) -> Refused:
-        return Refused(410, f"the session of {self._who()} has ended: {how}", code="session_ended")
+        return session_ended(self.over_by(how))
 
     def _who(self) -> str:
         return f"trajectory {self.episode.ticket.id}, turn {self.episode.recorder.turns}"
@@ -325,6 +329,10 @@ class Session:
         self._conversation = Conversation(self._renderer)  # a chat that follows has nothing to go on from
         ended = int(turn.tokens[-1]) in self._renderer.tokenizer.eos_ids
         self._text = request.prompt + text if isinstance(request.prompt, str) and not ended else None
+
+
+def session_ended(what: str) -> Refused:
+    return Refused(410, what, code="session_ended")
 
 
 def before(text: str, stops: Sequence[str]) -> str:
