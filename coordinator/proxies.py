@@ -31,11 +31,12 @@ class ProxyNews:
             listener(self.found)
 
     def hear(self, found: ProxySet) -> None:
-        """Of a set, be it of an older time than the one that is known."""
+        """Of a set, be it of an older time than the one that is known. All are told; raises what any of them raised."""
         if found.order > self.found.order or not self.found.members:
             self.found = found
-            for listener in self._listeners:
-                listener(found)
+            errors = [error for listener in self._listeners if (error := _told(listener, found)) is not None]
+            if errors:
+                raise ExceptionGroup(f"of the proxies {found.order} everybody was told, and some failed on it", errors)
 
     def hear_of_one(self, ref: Ref) -> None:
         """From software that knows of one proxy only, which was asked just now."""
@@ -80,6 +81,14 @@ class ProxyBook(ProxyNews):
     def _become(self, members: list[ServingProxy]) -> None:
         epoch, number = self.found.order
         self.hear(ProxySet(sorted(members, key=_name), (epoch, number + 1)))
+
+
+def _told(listener: Listener, found: ProxySet) -> Exception | None:
+    try:
+        listener(found)
+    except Exception as error:  # the others are told all the same, and then it is raised
+        return error
+    return None
 
 
 def _name(member: ServingProxy) -> str:
