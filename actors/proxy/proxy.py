@@ -9,7 +9,7 @@ Invariants:
 - what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
   its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
-  that is about to come back, else here.
+  that is about to come back, else here. Where none is left it waits for whoever asked to ask another proxy.
 
 An engine's life, as the proxy sees it (``version`` is None while it holds no weights that were proven):
 
@@ -158,9 +158,6 @@ class LLMProxy(Actor):
     def route(self, message: Add) -> str:
         """Give a request to an engine, whose name is returned, or let it wait for one."""
         request = message.request
-        if self._pool.none_left:
-            self.fail(message, "no engine is left")
-            return ""
         refusal = self._admission.refusal(request)
         if refusal:
             self._counters["requests_refused"] += 1
@@ -345,10 +342,7 @@ class LLMProxy(Actor):
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
         self._move_requests(engine, f"engine {name}: {reason}")
-        if self._pool.none_left:
-            waiting, self._queued = self._queued, {}
-            for add in waiting.values():
-                self.fail(add, f"no engine is left; the last, {name}: {reason}")
+        if self._pool.none_left:  # what waits is asked of another proxy, or the sitting ends
             self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
 
     def _move_requests(self, engine: EngineEntry, reason: str) -> None:
@@ -363,7 +357,7 @@ class LLMProxy(Actor):
             self._moves[id_] += 1
             if add.request.trajectory not in running:
                 self.fail(add, f"its trajectory has ended, and {reason}")
-            elif self._pool.none_left or self._moves[id_] > MAX_MOVES:
+            elif self._moves[id_] > MAX_MOVES:
                 self.fail(add, reason)
             else:
                 self._counters["requests_moved"] += 1

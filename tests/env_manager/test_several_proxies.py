@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -82,10 +82,10 @@ class Stand:
         self.proxy: LLMProxy
         self.engines: list[Engine] = []
 
-    async def open(self, hardware_class: str = "CPU") -> Stand:
+    async def open(self, hardware_class: str = "CPU", failed: Callable[[BaseException], None] | None = None) -> Stand:
         await self.node.__aenter__()
         names = [f"{self.node.address.name}.engine-{index}" for index in range(2)]
-        self.proxy = LLMProxy(dict.fromkeys(names, hardware_class), {}, failed=_unexpected)
+        self.proxy = LLMProxy(dict.fromkeys(names, hardware_class), {}, failed=failed or _unexpected)
         self.proxy.fleet = ScriptedFleet()
         self.ref = await self.node.spawn(lambda: self.proxy, "proxy", restarts=0)
         for name in names:
@@ -215,6 +215,31 @@ def test_a_proxy_that_serves_nothing_is_given_nothing_while_another_serves() -> 
             made.start(*(f"t{number}" for number in range(40)))
             await until(lambda: len(made.outcomes) == 40)
             assert second.trajectories == set()
+            for stand in (first, second):
+                await stand.node.close()
+
+    virtual_time.run(story())
+
+
+def test_when_a_proxy_loses_its_last_engine_another_one_goes_on_with_what_it_was_asked() -> None:
+    chance = random.Random(0)
+
+    async def story() -> None:
+        network = SimulatedNetwork(seed=0, link=Link(latency_s=0.005))
+        told: list[BaseException] = []
+        first = await Stand(network, "p0", chance).open(failed=told.append)
+        second = await Stand(network, "p1", chance).open()
+        proxies = Proxies(ProxySet([first.serving(), second.serving()]), patience_s=60.0)
+        async with world(network=network, proxies=proxies, concurrent=100, turn_timeout_s=60.0) as made:
+            made.start(*(f"t{number}" for number in range(40)))
+            await asyncio.sleep(0.05)
+            for engine in range(2):
+                first.proxy.engine_died(f"p0.engine-{engine}", "killed", restarting=False)
+            assert len(told) == 1
+            await asyncio.sleep(1.0)  # until the leader has let it go, and says so
+            proxies.follow(ProxySet([second.serving()]))
+            await until(lambda: len(made.outcomes) == 40)
+            _check(made, 40)
             for stand in (first, second):
                 await stand.node.close()
 

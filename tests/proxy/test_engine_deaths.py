@@ -9,7 +9,7 @@ from actors.proxy.messages import Accepted, Acknowledged, Add, Remove, Served, S
 from actors.proxy.proxy import MAX_MOVES, NoEngineLeft
 from actors.weightsync.messages import EngineJoined, EngineLeft
 from bus.message import RemoteError
-from tests.proxy.support import CRASH, Asker, die, request, world
+from tests.proxy.support import CRASH, Asker, abort, die, request, world
 from tests.support.loops import run, until
 
 
@@ -76,7 +76,7 @@ def test_a_request_that_was_moved_too_often_fails_with_the_reason() -> None:
     run(test())
 
 
-def test_when_no_engine_is_left_everything_fails_and_the_run_is_told() -> None:
+def test_when_no_engine_is_left_the_run_is_told_and_nothing_fails_that_another_proxy_can_do() -> None:
     async def test() -> None:
         async with world(["e0", "e1"]) as made:
             await made.serve("e1")
@@ -85,24 +85,26 @@ def test_when_no_engine_is_left_everything_fails_and_the_run_is_told() -> None:
             assert made.failures == []
             await made.command(Suspend("e1"))
             die(made, "e1", restarting=False)
-            await until(lambda: len(made.asker.failed) == 1)
-            assert made.asker.failed == [("running/0", f"engine e1: {CRASH}")]
             assert [str(error) for error in made.failures] == [f"no engine is left; the last, e1: {CRASH}"]
             assert isinstance(made.failures[0], NoEngineLeft)
-            await made.add("late/0")
-            await until(lambda: len(made.asker.failed) == 2)
-            assert made.asker.failed[1] == ("late/0", "no engine is left")
+            assert await made.add("late/0") == ""
+            assert (await made.describe()).queued == 2
+            assert made.asker.failed == []
+            await abort(made, "late/0")
+            await until(lambda: made.asker.failed)
+            assert made.asker.failed == [("late/0", "aborted")]
 
     run(test())
 
 
-def test_queued_requests_fail_when_the_last_engine_goes_before_it_ever_served() -> None:
+def test_queued_requests_still_wait_when_the_last_engine_goes_before_it_ever_served() -> None:
     async def test() -> None:
         async with world(["e0"]) as made:
             await made.add("t/0")
             die(made, "e0", restarting=False)
-            await until(lambda: made.asker.failed)
-            assert made.asker.failed == [("t/0", f"no engine is left; the last, e0: {CRASH}")]
+            assert [str(error) for error in made.failures] == [f"no engine is left; the last, e0: {CRASH}"]
+            assert (await made.describe()).queued == 1
+            assert made.asker.failed == []
 
     run(test())
 
