@@ -61,6 +61,7 @@ class Generation:
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}  # of these, what a proxy was asked
         self._at: dict[str, Ref] = {}  # and the proxy, once it has accepted
+        self._aborted: set[str] = set()
         self._moving: dict[str, asyncio.Task[None]] = {}  # and what asks another one, as that is gone
         self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
         self._sampled_under = 0  # the newest version that an answer of these proxies' engines was sampled under
@@ -114,8 +115,6 @@ class Generation:
             add = self._added[request.request_id] = Add(request, self._hands.ref, task, recorder.turns)
             while True:
                 await self._add(add)
-                if episode.stop_reason is not None:  # that ABORT may have overtaken the ADD
-                    self._abort(request.request_id)
                 waited_for, timeout_s = self._wait_for(request)
                 try:
                     return await self._answer(request.request_id, future, timeout_s)
@@ -139,6 +138,7 @@ class Generation:
             self._stop_moving(request.request_id)
             self._added.pop(request.request_id, None)
             self._at.pop(request.request_id, None)
+            self._aborted.discard(request.request_id)
 
     def _request(
         self, episode: Episode, allowed: tuple[int, ...] | None, wanted: Wanted, *, urgent: bool
@@ -189,12 +189,19 @@ class Generation:
             proxy = await proxies.add(node, add, timeout_s=COMMAND_TIMEOUT_S, retries=3)
             if proxies.has(proxy):
                 self._at[add.request.request_id] = proxy
+                if add.request.request_id in self._aborted:  # that ABORT may have overtaken the ADD
+                    self._abort(add.request.request_id)
                 return
             self._counters["requests_of_an_earlier_proxy"] += 1
 
     def _abort(self, request_id: str) -> None:
-        """Wherever its trajectory is."""
-        self._peers.proxies.tell(self._hands.node, self._added[request_id].request.trajectory, Abort(request_id))
+        """Wherever it is, or is asked for just now."""
+        self._aborted.add(request_id)
+        proxy, node = self._at.get(request_id), self._hands.node
+        if proxy is not None:
+            node.tell(proxy, Abort(request_id))
+        else:
+            self._peers.proxies.tell(node, self._added[request_id].request.trajectory, Abort(request_id))
 
     # ---- other proxies -------------------------------------------------------------------------------------------
 

@@ -135,9 +135,12 @@ class Proxies(Successive):
         return asked
 
     def tell(self, node: Node, trajectory: str, message: Any) -> None:
-        """At most once, to the proxy that a trajectory is with."""
-        ref = self.of(trajectory)
-        if ref is not None:
+        """At most once, to the proxy that a trajectory is with, whether it serves or not; one that has asked for nothing
+        yet is with whom it would ask."""
+        ref = self._with.get(trajectory)
+        if ref is None:
+            ref = self.of(trajectory)
+        if ref is not None and self.has(ref):
             node.tell(ref, message)
 
     def ended(self, node: Node, trajectory: str, *, whole: bool) -> None:

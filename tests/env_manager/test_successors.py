@@ -6,6 +6,7 @@ import asyncio
 
 from actors.core import Node, Ref
 from actors.core.leader import Leader
+from actors.env.messages import Stop
 from actors.env.proxies import Proxies
 from actors.proxy.messages import ProxySet, ServingProxy
 from bus import virtual_time
@@ -177,3 +178,54 @@ def test_who_is_late_is_not_gone() -> None:
             slow.gate.set()
 
     run(test())
+
+
+# ---- several proxies -------------------------------------------------------------------------------------------------
+
+
+async def beside(made: World, other: ScriptedProxy) -> Ref:
+    """Another proxy."""
+    return await made.worker_node.spawn(lambda: other, "proxy")
+
+
+async def both(made: World, other: ScriptedProxy, *, here: int, there: int) -> ProxySet:
+    """The one of the world and another one, with so many places."""
+    (ref,) = made.peers.proxies.refs
+    return ProxySet([ServingProxy(ref, {"CPU": here}), ServingProxy(await beside(made, other), {"CPU": there})])
+
+
+def test_a_proxy_that_serves_nothing_hears_that_its_trajectory_is_stopped_and_has_ended() -> None:
+    async def test() -> None:
+        async with simulated_world(turn_timeout_s=1_000.0) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1", "t2", "t3")
+            await until(lambda: len(made.proxy.held) == 3)
+            other = ScriptedProxy(Faults())
+            made.peers.proxies.follow(await both(made, other, here=0, there=8))
+            made.node.tell(made.host, Stop(["t1", "t2", "t3"], "straggler"))
+            assert await ended(made, 3) == [(id_, "lost", "straggler") for id_ in ("t1", "t2", "t3")]
+            assert sorted(made.proxy.aborted) == ["t1/0", "t2/0", "t3/0"]
+            assert sorted(made.proxy.ended) == ["t1", "t2", "t3"]
+            assert (other.aborted, other.ended) == ([], [])
+
+    virtual_time.run(test())
+
+
+def test_what_is_stopped_while_it_is_asked_of_another_proxy_is_aborted_once_that_has_it() -> None:
+    async def test() -> None:
+        async with simulated_world(turn_timeout_s=1_000.0) as made:
+            made.proxy.holds = lambda request: True
+            made.start("t1")
+            await until(lambda: made.proxy.held)
+            other = ScriptedProxy(Faults())
+            other.holds = lambda request: True
+            other.accepts.clear()
+            made.peers.proxies.follow(only(await beside(made, other)))
+            await until(lambda: other.requests)
+            made.node.tell(made.host, Stop(["t1"], "straggler"))
+            await until(lambda: other.aborted)
+            other.accepts.set()
+            assert await ended(made, 1) == [("t1", "lost", "straggler")]
+            assert other.aborted == ["t1/0", "t1/0"]
+
+    virtual_time.run(test())
