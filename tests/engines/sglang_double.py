@@ -20,17 +20,36 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+DEFAULTS = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""As ``sampling_params`` documents them."""
 
 
 class SglangDouble:
     """``original_logprobs``: told before temperature, as with ``SGLANG_RETURN_ORIGINAL_LOGPROB``; ``incremental``:
-    events have new tokens alone; ``ignores_weights``: says that it has taken them, and computes with the old ones."""
+    events have new tokens alone; ``ignores_weights``: says that it has taken them, and computes with the old ones;
+    ``preferred``: for sampling parameters that a request leaves out, as with ``--preferred-sampling-params``."""
 
     def __init__(self, policy_dir: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(policy_dir)).float().eval()
         self.original_logprobs = False
         self.incremental = False
         self.ignores_weights = False
+        self.preferred: dict[str, float] = {}
         self.refuses_weights = False
         self.weight_version = "default"
         self.asked: list[tuple[str, Any]] = []  # path and body, in order
@@ -47,9 +66,27 @@ class SglangDouble:
             logits = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
         return torch.log_softmax(logits / (temperature or 1.0), -1)
 
+    def sampled_from(self, tokens: list[int], prompt: int, params: dict[str, Any]) -> torch.Tensor:
+        """float32 [V]: the next token's distribution, behind so many tokens of a prompt."""
+        counts = torch.bincount(
+            torch.tensor(tokens[prompt:], dtype=torch.int64), minlength=self.model.config.vocab_size
+        )
+        logits = self.logprobs(tokens, 1.0)[-1:]
+        logits = logits - params["frequency_penalty"] * counts - params["presence_penalty"] * (counts > 0)
+        rules: list[Any] = [TemperatureLogitsWarper(float(params["temperature"]) or 1.0)]
+        if params["repetition_penalty"] != 1:
+            rules.insert(0, RepetitionPenaltyLogitsProcessor(params["repetition_penalty"]))
+        if params["top_k"] > 0:
+            rules.append(TopKLogitsWarper(params["top_k"]))
+        rules += [TopPLogitsWarper(params["top_p"]), MinPLogitsWarper(params["min_p"])]
+        ids: Any = torch.tensor([tokens])
+        for rule in rules:
+            logits = rule(ids, logits)
+        return torch.log_softmax(logits[0], -1)
+
     def generate(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """An event for each token."""
-        params = body["sampling_params"]
+        params = DEFAULTS | self.preferred | body["sampling_params"]
         tokens, temperature = list(body["input_ids"]), float(params["temperature"])
         prompt, start = len(tokens), body.get("logprob_start_len", -1)
         inputs = [] if start < 0 else self._inputs(tokens)
@@ -58,7 +95,7 @@ class SglangDouble:
         finish: dict[str, Any] | None = None
         while finish is None:
             self.gate.wait(10.0)
-            distribution = self.logprobs(tokens, temperature)[-1]
+            distribution = self.sampled_from(tokens, prompt, params)
             drawn = int(torch.multinomial(distribution.exp(), 1, generator=self._random))
             token = drawn if temperature else int(distribution.argmax())
             told = self.logprobs(tokens, 1.0)[-1] if self.original_logprobs else distribution

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -25,6 +26,19 @@ from tests.engines.rigs import ALLOWED, TOLERANCE, generate
 pytestmark = pytest.mark.deep  # each server starts for half a minute
 
 START_S = 300.0
+
+PREFERRED = {
+    "do_sample": True,
+    "temperature": 0.3,
+    "top_p": 0.7,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 1.0,
+    "frequency_penalty": 1.0,
+    "max_new_tokens": 2,
+}
+"""Of the model's ``generation_config.json``: none of it may be seen in any answer."""
 
 
 @contextmanager
@@ -74,12 +88,13 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
-    """With the weights of version 0."""
+    """With the weights of version 0, and with what vLLM's server takes for parameters that a request leaves out."""
     pytest.importorskip("vllm")
     policy_dir = write_tiny_policy(tmp_path_factory.mktemp("policy"), tied=True)
     reference = Reference(policy_dir)
     weights = {name: tensor.contiguous() for name, tensor in reference.weights(0)}
     save_file(weights, policy_dir / "model.safetensors", metadata={"format": "pt"})
+    (policy_dir / "generation_config.json").write_text(json.dumps(PREFERRED))
     return policy_dir, reference
 
 

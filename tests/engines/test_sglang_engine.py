@@ -84,6 +84,25 @@ def test_tokens_and_logprobs_are_those_of_the_distribution_sampled_from(served: 
             np.testing.assert_allclose(told, best[:, : request.logprobs], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_p", 0.7),
+        ("top_k", 3),
+        ("min_p", 0.2),
+        ("repetition_penalty", 1.5),
+        ("presence_penalty", 1.0),
+        ("frequency_penalty", 1.0),
+    ],
+)
+def test_what_a_server_prefers_changes_no_distribution(served: Served, name: str, value: float) -> None:
+    served.double.preferred = {name: value}
+    request = generate("r", prompt(9, 1), 12, temperature=0.8)
+    served.engine.add(request)
+    answer = finish(served.engine)["r"]
+    np.testing.assert_allclose(answer.logprobs, served.reference.behaviour(request, answer), rtol=0, atol=TOLERANCE)
+
+
 def test_greedy_tokens_stop_where_a_token_or_a_text_says(served: Served) -> None:
     path = served.reference.greedy(0, prompt(83, 1), 12)
     assert len(set(path[:6])) == 6

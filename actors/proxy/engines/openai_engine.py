@@ -9,8 +9,8 @@ the first version that it is given as what the server has; the digests then prov
 canary (``score``, by the server) proves that its weights act alike. Every other version is refused by name: for
 rollouts and evaluation, not for training.
 
-Of vLLM's extensions it needs ``return_tokens_as_token_ids``, ``stop_token_ids``, ``allowed_token_ids``, ``ignore_eos``
-and ``prompt_logprobs``.
+Of vLLM's extensions it needs ``return_tokens_as_token_ids``, ``stop_token_ids``, ``allowed_token_ids``, ``ignore_eos``,
+``prompt_logprobs``, and the sampling parameters of ``WHOLE_DISTRIBUTION``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from actors.proxy.engines.http_server import Server, ServerError, Stream
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.engines.sampled import Texts
-from actors.proxy.engines.served_engine import Piece, ServedEngine, Token, field, vocabulary_of
+from actors.proxy.engines.served_engine import WHOLE_DISTRIBUTION, Piece, ServedEngine, Token, field, vocabulary_of
 from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class OpenAIEngine(ServedEngine):
         allowed: tuple[int, ...] | None = None,
         stop: tuple[int, ...] = (),
     ) -> dict[str, Any]:
-        return {
+        return WHOLE_DISTRIBUTION | {
             "model": self._model,
             "prompt": list(tokens),
             "max_tokens": left,

@@ -37,6 +37,17 @@ if TYPE_CHECKING:
 WAIT_S = 0.05
 """How long a step waits for a server that has nothing to say."""
 
+WHOLE_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Said with every request: what is left out a server takes from its model's ``generation_config.json`` or its own
+preferences, and then samples from, and tells the log-probabilities of, another distribution than the policy's."""
+
 
 @dataclass(frozen=True)
 class Token:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from actors.proxy.engines.http_server import Server, ServerError, Stream
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.engines.sampled import Ranked, Texts
-from actors.proxy.engines.served_engine import Piece, ServedEngine, Token, field, vocabulary_of
+from actors.proxy.engines.served_engine import WHOLE_DISTRIBUTION, Piece, ServedEngine, Token, field, vocabulary_of
 from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class SglangEngine(ServedEngine):
     ) -> dict[str, Any]:
         return {
             "input_ids": list(tokens),
-            "sampling_params": {
+            "sampling_params": WHOLE_DISTRIBUTION
+            | {
                 "max_new_tokens": left,
                 "temperature": temperature,
                 "stop_token_ids": list(stop),
