@@ -147,6 +147,9 @@ class Recorder:
             seconds=facts.seconds,
             turns_mean=float(np.mean([outcome.turns for outcome in facts.outcomes])),
             environment=mean_metrics(facts.outcomes),
+            kl_reference=statistics.get("kl_reference", 0.0),
+            clipped_fraction=statistics.get("clipped_fraction", 0.0),
+            truncated_fraction=statistics.get("truncated_fraction", 0.0),
         )
         self._sampled.append(facts.sampled)
         for tracker in self._trackers:

@@ -43,6 +43,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     seconds: dict[str, float]  # by phase: wait_batch, train, publish
     turns_mean: float
     environment: dict[str, float] = {}  # its own metrics, a trajectory's mean
+    kl_reference: float = 0.0  # nats a token, of the policy to its reference; 0 without one
+    clipped_fraction: float = 0.0  # of tokens, that the loss clipped
+    truncated_fraction: float = 0.0  # of tokens, whose importance weight the correction cut or masked
 
 
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="evaluation"):

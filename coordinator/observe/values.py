@@ -27,6 +27,9 @@ STEP_TAGS = {
     "entropy": "train/entropy",
     "ratio_mean": "train/ratio_mean",
     "kl_rollout": "train/kl_rollout",
+    "kl_reference": "train/kl_reference",
+    "clipped_fraction": "train/clipped_fraction",
+    "truncated_fraction": "train/truncated_fraction",
     "tokens": "train/tokens",
     "trajectories": "train/trajectories",
 }
