@@ -135,8 +135,8 @@ class Proxies(Successive):
         return asked
 
     def tell(self, node: Node, trajectory: str, message: Any) -> None:
-        """At most once, to the proxy that a trajectory is with, whether it serves or not; one that has asked for nothing
-        yet is with whom it would ask."""
+        """At most once, to the proxy that a trajectory is with, whether it serves or not; to the one that it would ask
+        where it has asked for nothing yet."""
         ref = self._with.get(trajectory)
         if ref is None:
             ref = self.of(trajectory)
