@@ -101,7 +101,7 @@ def test_a_dry_run_prints_the_resolved_job_with_its_overrides_and_where_everythi
     [
         ("train.stesp=3", "`stesp` - at `$.train`"),
         ("train.steps=many", "`$.train.steps`"),
-        ("train.group_size=1", "train.group_size: GRPO compares the members of a group"),
+        ("train.group_size=1", "train.group_size: grpo compares the members of a group"),
         ("policy.path=/nowhere/model", "policy.path: /nowhere/model is not a model directory"),
         ("environment.name=no_such_module:Env", "environment.name: 'no_such_module:Env': no module 'no_such_module'"),
         ("coordinator.store=zk://localhost", "coordinator.store: metadata store 'zk://localhost'"),
