@@ -48,11 +48,13 @@ class HttpEndpoint:
         loop = asyncio.get_running_loop()
 
         def connected() -> asyncio.Protocol:
-            if len(http.connections) + answering.arriving >= CLIENTS:
+            here = http.connections
+            if len(here) + len(answering.arriving.difference(here)) >= CLIENTS:
                 return _Full()
-            answering.arriving += 1
-            loop.call_soon(loop.call_soon, answering.arrived)  # behind its ``connection_made``: several come at once
             client = http()
+            answering.arriving.add(client)
+            # Behind its ``connection_made``: several come at once.
+            loop.call_soon(loop.call_soon, answering.arriving.discard, client)
             answering.silent.add(client)
             loop.call_later(HEAD_S, answering.let_go, client)
             return client
@@ -85,7 +87,7 @@ class _Answering:
     """What each path answers."""
 
     def __init__(self, sessions: Sessions) -> None:
-        self.arriving = 0  # not among the server's connections yet
+        self.arriving: set[web.RequestHandler] = set()  # perhaps not among the server's connections yet
         self.silent: set[web.RequestHandler] = set()  # who has not asked anything yet
         self._sessions = sessions
         self._paths: dict[str, tuple[str, Callable[[web.BaseRequest, Session], Awaitable[web.StreamResponse]]]] = {
@@ -93,9 +95,6 @@ class _Answering:
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._text),
         }
-
-    def arrived(self) -> None:
-        self.arriving -= 1
 
     def let_go(self, client: web.RequestHandler) -> None:
         """If it is still silent."""
