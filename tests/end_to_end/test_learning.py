@@ -226,8 +226,8 @@ def take_orders(lead: Command, admin: Callable[[str], Any]) -> None:
     found = admin("nodes")["nodes"]
     nodes = {node["name"]: node["roles"] for node in found if not node["parent"]}
     assert nodes == {"control": ["coordinator"], **{f"{role}-node": [role] for role in ROLES}}
-    lead.until(lambda: admin("status")["in_flight"] == 0, timeout_s=60.0, what="ran dry")
-    assert admin("trajectories") == {"running": []}
+    lead.until(lambda: admin("trajectories") == {"running": []}, timeout_s=300.0, what="ran dry")
+    assert admin("status")["in_flight"] == 0
     assert admin("set alpha 2")["message"].startswith("alpha was 1 and is now 2")
     after = admin("status")
     assert (after["state"], after["alpha"]) == ("paused", 2)
