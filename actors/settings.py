@@ -130,6 +130,8 @@ class TrainSettings(Settings, frozen=True):
     step_timeout_s: float = 600.0
     reference: str | None = None  # "initial", the weights that the run began with, or a model directory: what KL and
     # distillation compare with; torch backend
+    critic: str = "initial"  # likewise: what the critic of ppo begins as
+    critic_rate: float = 1.0  # its learning rate, in learning rates of the policy
     length: int | Literal["auto"] = "auto"  # most tokens that a trajectory may sample; auto: turns x tokens per turn
 
     # Parts of the algorithm, each instead of what the preset says (null); see ``actors.trainer.algorithms.algorithm``.
@@ -150,7 +152,7 @@ class TrainSettings(Settings, frozen=True):
     gamma: float | None = None
     gae_lambda: float | None = None
     step_weight: float | None = None
-    kl: Literal["k2", "k3"] | None = None
+    kl: Literal["k1", "k2", "k3"] | None = None
     kl_coefficient: float | None = None
     overlong_share: float | None = None
     overlong_penalty: float | None = None

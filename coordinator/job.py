@@ -206,11 +206,9 @@ def _check_algorithms(job: Job) -> None:
         raise JobError(f"train.{error}") from None
     if job.environment.agent is not None and any(each.estimator == "gigpo" for each in algorithms):
         raise JobError("train.algorithm: gigpo compares states of turns, which an agent's sessions do not have")
-    reference = train.reference
-    if reference not in (None, "initial") and not (Path(reference) / "config.json").is_file():
-        raise JobError(
-            f"train.reference: expected initial or a model directory, found {reference} (no config.json there)"
-        )
+    for key, where in (("reference", train.reference), ("critic", train.critic)):
+        if where not in (None, "initial") and not (Path(where) / "config.json").is_file():
+            raise JobError(f"train.{key}: expected initial or a model directory, found {where} (no config.json there)")
 
 
 def _check_mix(job: Job) -> None:
@@ -283,6 +281,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "train.steps": job.train.steps,
         "train.groups_per_step": job.train.groups_per_step,
         "train.learning_rate": job.train.learning_rate,
+        "train.critic_rate": job.train.critic_rate,
         "train.adam_epsilon": job.train.adam_epsilon,
         "train.max_grad_norm": job.train.max_grad_norm,
         "train.group_size": job.train.group_size,

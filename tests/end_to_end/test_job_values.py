@@ -80,7 +80,8 @@ def test_what_does_not_fit_the_policy_is_refused_by_name(overrides: list[str], k
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["train.algorithm=ppo"], "train.estimator: gae (of ppo) needs values of a critic"),
+        (["train.algorithm=ppo", "train.backend=megatron"], "train.estimator: gae (of ppo) needs a critic"),
+        (["train.algorithm=ppo", "train.critic=nowhere"], "train.critic: expected initial or a model directory"),
         (["train.algorithm=topr", "train.correction=tis"], "train.correction: topr's loss"),
         (["train.kl_coefficient=0.1"], "train.reference: grpo compares with a reference"),
         (["train.algorithms={sums: cispo}"], "train.algorithms.sums: expected a stream of scheduling.mix (none)"),

@@ -13,11 +13,12 @@ from torch import nn
 
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend, shared_attention
+from actors.trainer.backends.forward import Modules, tree_forward
 from actors.trainer.backends.lean_decoder import LeanDecoder
 from actors.trainer.backends.packing import MicroBatch, Packer
 from actors.trainer.backends.protocol import TrainBatch
 from actors.trainer.backends.scoring import sampled_logprobs
-from actors.trainer.backends.torch_backend import Modules, TorchBackend, tree_forward
+from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trainer.model import build_model
 from tests.trainer import plain
 from tests.trainer.samples import SETS, batch, policy, sequence, tree_batch

@@ -46,7 +46,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     gamma: float = 1.0  # discount of a turn (gigpo) or a token (gae)
     gae_lambda: float = 1.0
     step_weight: float = 1.0  # gigpo: of the advantage of a turn beside that of its trajectory
-    kl: Literal["k2", "k3"] = "k3"  # estimate of KL(policy || reference) in the loss
+    kl: Literal["k1", "k2", "k3"] = "k3"  # KL(policy || reference); k1 in the advantages, else in the loss
     kl_coefficient: float = 0.0
     overlong_share: float = 0.0  # last part of ``length`` in which the reward falls linearly; 0 is off
     overlong_penalty: float = 1.0  # by how much, at ``length``
@@ -57,6 +57,11 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     def needs_reference(self) -> bool:
         """Whether a step needs a reference's log-probabilities."""
         return self.kl_coefficient > 0 or self.estimator == "distillation"
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether advantages come from a critic."""
+        return self.estimator == "gae"
 
     @property
     def needs_length(self) -> bool:
@@ -71,10 +76,6 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
 def check(algorithm: Algorithm) -> None:
     """Refuse parts that cannot work together. Raises ``AlgorithmError``."""
     name = algorithm.name
-    if algorithm.estimator == "gae":
-        raise AlgorithmError(
-            f"estimator: gae (of {name}) needs values of a critic, which no backend has yet; take reinforce_pp or rloo"
-        )
     if algorithm.loss == "topr" and algorithm.correction != "none":
         raise AlgorithmError(
             f"correction: topr's loss (of {name}) has its own importance weight; expected none, found "

@@ -17,8 +17,9 @@ from actors.trainer.algorithms.algorithm import Algorithm
 
 def estimate(rewards: np.ndarray, lengths: np.ndarray, algorithm: Algorithm) -> np.ndarray:
     """Advantages of trajectories, float64 [G, N], as the algorithm's estimator has them (GiGPO: without those of
-    turns). ``rewards``: [G, N], of G groups of N trajectories of one task; ``lengths``: [G, N], their sampled tokens.
-    Raises ``ValueError`` for rewards that are not finite and groups that are too small."""
+    turns; GAE: the rewards, of which ``generalised`` makes advantages of tokens). ``rewards``: [G, N], of G groups of N
+    trajectories of one task; ``lengths``: [G, N], their sampled tokens. Raises ``ValueError`` for rewards that are not
+    finite and groups that are too small."""
     rewards = _checked(rewards, algorithm.least_members)
     if algorithm.overlong_share > 0:
         rewards = rewards + overlong(lengths, algorithm)
@@ -34,6 +35,8 @@ def estimate(rewards: np.ndarray, lengths: np.ndarray, algorithm: Algorithm) -> 
             return normalised(centred, lengths, epsilon=algorithm.advantage_epsilon)
         case "distillation":
             return np.zeros(rewards.shape)
+        case "gae":
+            return rewards  # a critic makes them advantages of tokens
         case _:
             raise ValueError(f"the estimator {algorithm.estimator} does not come from rewards alone")
 

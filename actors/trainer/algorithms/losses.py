@@ -16,9 +16,10 @@ it is the loss that decides what stale tokens count. A is the advantage, sg stop
     reinforce  -A new                                               Williams 1992
 
 To the policy's loss comes ``kl_coefficient`` times an estimate of KL(policy || reference), d = reference - new:
-k2 d^2 / 2, or k3 exp(d) - d - 1 (Schulman 2020, "Approximating KL divergence"; its k1, -d, has no gradient in
-expectation, and is no loss). With ``estimator: distillation`` A is reference - the log-probability that the ratio is
-over: the gradient of KL(policy || teacher) at the sampled tokens.
+k2 d^2 / 2, or k3 exp(d) - d - 1 (Schulman 2020, "Approximating KL divergence"). Its k1, -d, has no gradient in
+expectation, so it is no loss: ``kl_coefficient`` times it, with the log-probability that the ratio is over in place of
+new, is taken off each token's advantage. With ``estimator: distillation`` A is reference - the log-probability that the
+ratio is over: the gradient of KL(policy || teacher) at the sampled tokens.
 
 Equal to TRL's ``GRPOTrainer`` where it has the loss. Importable without torch.
 """
@@ -56,11 +57,14 @@ def policy_loss(tokens: Sampled, algorithm: Algorithm) -> TokenLoss:
     over = tokens.behaviour if algorithm.correction == "none" else tokens.old.detach()
     if algorithm.estimator == "distillation" and tokens.reference is not None:
         tokens = msgspec.structs.replace(tokens, advantage=tokens.reference - over)
+    if algorithm.kl == "k1" and algorithm.kl_coefficient > 0 and tokens.reference is not None:
+        penalty = algorithm.kl_coefficient * (over - tokens.reference)
+        tokens = msgspec.structs.replace(tokens, advantage=tokens.advantage - penalty)
     loss, clipped = _LOSSES[algorithm.loss](bounded(tokens.new - over), tokens, algorithm)
     weight, truncated = importance(tokens, algorithm)
     loss = loss * weight
     divergence = reference_kl(tokens, algorithm)
-    if algorithm.kl_coefficient > 0:
+    if algorithm.kl_coefficient > 0 and algorithm.kl != "k1":
         loss = loss + algorithm.kl_coefficient * divergence
     log_ratio = bounded(tokens.new.detach() - tokens.behaviour)
     ratio = log_ratio.exp()
@@ -79,6 +83,8 @@ def reference_kl(tokens: Sampled, algorithm: Algorithm) -> torch.Tensor:
     if tokens.reference is None:
         return tokens.new.detach() * 0.0
     difference = tokens.reference - tokens.new
+    if algorithm.kl == "k1":
+        return -difference
     if algorithm.kl == "k2":
         return difference * difference / 2.0
     difference = bounded(difference)

@@ -103,6 +103,11 @@ def all_of(settings: TrainSettings) -> list[Algorithm]:
                 f"group_size: {algorithm.name} compares the members of a group; expected {algorithm.least_members} or "
                 f"more, found {settings.group_size}"
             )
+        if algorithm.needs_values and settings.backend != "torch":
+            raise AlgorithmError(
+                f"estimator: gae (of {algorithm.name}) needs a critic, which only the torch backend has; train.backend "
+                f"is {settings.backend}"
+            )
     if settings.reference is not None and settings.backend != "torch":
         raise AlgorithmError(f"reference: only the torch backend keeps one, train.backend is {settings.backend}")
     return algorithms

@@ -11,7 +11,7 @@ none does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +86,7 @@ class PolicyBackend(ABC):
         """
         check(batch, self._vocabulary)
         algorithms = self._algorithms(batch)
+        batch, of_critic = self._with_values(batch, algorithms, learn=True)
         packer = self._packer(batch, self._weights(batch))
         owners = [sequence.ticket for sequence in batch.sequences]
         statistics = Statistics(total=_sampled_tokens(batch))
@@ -101,7 +102,16 @@ class PolicyBackend(ABC):
             self._optimizer.zero()
             tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
             raise NotFinite(f"the loss is not finite in {len(tickets)} trajectories: {', '.join(tickets)}", tickets)
-        return statistics.means()
+        return statistics.means() | of_critic
+
+    def _with_values(
+        self, batch: TrainBatch, algorithms: Sequence[Algorithm | None], *, learn: bool
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch with advantages of tokens where a critic gives them, and what became of the critic, which learns
+        from the batch where ``learn``. Raises ``ValueError`` where there is none."""
+        if any(algorithm is not None and algorithm.needs_values for algorithm in algorithms):
+            raise ValueError(f"the {self._settings.backend} backend has no critic; use train.backend=torch")
+        return batch, {}
 
     def _packer(self, batch: TrainBatch, weights: np.ndarray) -> Packer:
         return Packer(batch, weights, self._device, trees=self.computes_trees)
@@ -178,7 +188,9 @@ class PolicyBackend(ABC):
         """See the protocol."""
         check(batch, self._vocabulary)
         owners = [sequence.ticket for sequence in batch.sequences]
-        algorithms, packer = self._algorithms(batch), self._packer(batch, self._weights(batch))
+        algorithms = self._algorithms(batch)
+        batch, _ = self._with_values(batch, algorithms, learn=False)
+        packer = self._packer(batch, self._weights(batch))
         total = _sampled_tokens(batch)
         inspector = Inspector([len(sequence.tokens) for sequence in batch.sequences])
         norms: dict[str, float] = {}
@@ -223,11 +235,18 @@ class PolicyBackend(ABC):
 
     def save(self, directory: Path) -> None:
         """See the protocol."""
-        save_rank(directory, self._layout, self._optimizer.state())
+        save_rank(directory, self._layout, self._state())
 
     def load(self, directory: Path) -> None:
         """See the protocol."""
-        self._optimizer.restore(load_rank(directory, self._layout, self._optimizer.state()))
+        self._restore(load_rank(directory, self._layout, self._state()))
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """Everything to resume from."""
+        return self._optimizer.state()
+
+    def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._optimizer.restore(state)
 
 
 def _sampled_tokens(batch: TrainBatch) -> int:

@@ -30,7 +30,7 @@ class TrainSequence(msgspec.Struct, frozen=True):
     loss_mask: np.ndarray  # uint8 [T]; position 0 is never 1
     logprobs: np.ndarray  # float32 [T]; behaviour log-probabilities
     allowed: np.ndarray  # int32 [T]; index into TrainBatch.allowed_sets or FULL_VOCABULARY
-    advantage: float
+    advantage: float  # with the estimator gae: the trajectory's reward, of which a critic makes token_advantages
     temperature: float  # > 0
     token_advantages: np.ndarray | None = None  # float32 [T]; instead of ``advantage``, where tokens differ
     algorithm: int = 0  # index into TrainBatch.algorithms

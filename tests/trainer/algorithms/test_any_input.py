@@ -28,7 +28,7 @@ def algorithms(draw: st.DrawFn) -> Algorithm:
         loss=draw(st.sampled_from(get_args(PolicyLoss))),
         correction=draw(st.sampled_from(get_args(Correction))),
         aggregation=draw(st.sampled_from(get_args(Aggregation))),
-        kl=draw(st.sampled_from(["k2", "k3"])),
+        kl=draw(st.sampled_from(["k1", "k2", "k3"])),
         kl_coefficient=draw(st.sampled_from([0.0, 0.1])),
         off_policy_kl=draw(st.sampled_from([0.0, 0.1])),
         estimator=draw(st.sampled_from(["grpo", "distillation"])),

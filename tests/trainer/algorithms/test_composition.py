@@ -18,15 +18,10 @@ def test_every_name_is_a_preset_of_that_name() -> None:
     assert all(preset.name == name for name, preset in PRESETS.items())
 
 
-@pytest.mark.parametrize("name", [name for name in get_args(AlgorithmName) if name != "ppo"])
-def test_every_preset_but_ppo_can_be_trained(name: Any) -> None:
+@pytest.mark.parametrize("name", get_args(AlgorithmName))
+def test_every_preset_can_be_trained(name: Any) -> None:
     settings = TrainSettings(algorithm=name, reference="initial" if name == "distillation" else None)
     assert [algorithm.name for algorithm in all_of(settings)] == [name]
-
-
-def test_ppo_is_refused_for_the_critic_that_it_lacks() -> None:
-    with pytest.raises(AlgorithmError, match=r"^estimator: gae \(of ppo\) needs values of a critic"):
-        resolve(TrainSettings(algorithm="ppo"))
 
 
 def test_the_keys_of_a_job_replace_parts_of_the_preset() -> None:
@@ -52,6 +47,7 @@ def test_a_stream_has_an_algorithm_of_its_own() -> None:
         (TrainSettings(mask_low=6.0), "mask_low: expected less than mask_high"),
         (TrainSettings(kl_coefficient=0.1), "reference: grpo compares with a reference"),
         (TrainSettings(group_size=1), "group_size: grpo compares the members"),
+        (TrainSettings(algorithm="ppo", backend="megatron"), r"estimator: gae \(of ppo\) needs a critic"),
         (TrainSettings(reference="initial", backend="megatron"), "reference: only the torch backend keeps one"),
     ],
 )

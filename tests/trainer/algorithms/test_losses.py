@@ -69,6 +69,11 @@ def k2(row: Row) -> float:
     return float((0.25 * (row.new - row.ref) ** 2 / 2).mean())
 
 
+def k1(row: Row) -> float:
+    """0.25 (log pi - log ref) less of an advantage."""
+    return float(-((row.a - 0.25 * (row.behaviour - row.ref)) * row.new).mean())
+
+
 def distilled(row: Row) -> float:
     """The score function's gradient of KL(pi || teacher): E[(log pi - log teacher) grad log pi]."""
     return float(((row.now - row.ref) * row.new).mean())
@@ -83,6 +88,7 @@ CASES: list[tuple[str, Callable[[Row], float], dict[str, Any]]] = [
     ("reinforce", reinforce, {"loss": "reinforce", "correction": "none"}),
     ("reinforce with tis", truncated_reinforce, {"loss": "reinforce", "correction": "tis"}),
     ("k2", k2, {"loss": "reinforce", "correction": "none", "kl": "k2", "kl_coefficient": 0.25}),
+    ("k1", k1, {"loss": "reinforce", "correction": "none", "kl": "k1", "kl_coefficient": 0.25}),
     ("distillation", distilled, {"loss": "reinforce", "correction": "none", "estimator": "distillation"}),
 ]
 
