@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from benchmarks.mapping import CASES, CLOSE, Case, Judge, Timed, judge
+from benchmarks.mapping import CASES, CHANCES, CLOSE, PLAYED, Case, Judge, Timed, judge
 from coordinator.resources.trial import try_out
 from hwprobe.advice import Advisor
 from hwprobe.mapping import Learned
@@ -13,8 +15,9 @@ LIMIT = 100
 """Decisions in which it has to recover."""
 
 
-def check(case: Case, seeds: range, games: int) -> None:
-    judges = [Judge(case.mix(tasks), case.candidate, case.costs(), games) for tasks in (case.before, case.after)]
+def check(case: Case, seeds: range, games: int, chances: Sequence[int]) -> None:
+    mixes = [case.mix(tasks) for tasks in (case.before, case.after)]
+    judges = [Judge(mix, case.candidate, case.costs(), games, chances) for mix in mixes]
     bests = [one.best() for one in judges]
     for seed in seeds:
         outcome = judge(case, seed, judges, bests, Timed())
@@ -28,13 +31,13 @@ def check(case: Case, seeds: range, games: int) -> None:
 
 @pytest.mark.parametrize("case", CASES[:2], ids=lambda case: case.name)
 def test_the_mapping_is_within_five_percent_of_every_other_and_recovers_from_a_shift(case: Case) -> None:
-    check(case, range(1), 600)
+    check(case, range(1), 600, CHANCES[:1])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_so_it_is_whatever_the_seed(case: Case) -> None:
-    check(case, range(1, 11), 2000)
+    check(case, range(1, 11), PLAYED, CHANCES)
 
 
 def test_the_same_seed_decides_alike() -> None:
