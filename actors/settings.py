@@ -132,6 +132,8 @@ class TrainSettings(Settings, frozen=True):
     # distillation compare with; torch backend
     critic: str = "initial"  # likewise: what the critic of ppo begins as
     critic_rate: float = 1.0  # its learning rate, in learning rates of the policy
+    recompute_versions: int = 0  # so many versions of the weights are kept: what was sampled under them is scored under
+    # them by the trainer, and the engines' own log-probabilities are not trained on; 0 is none
     length: int | Literal["auto"] = "auto"  # most tokens that a trajectory may sample; auto: turns x tokens per turn
 
     # Parts of the algorithm, each instead of what the preset says (null); see ``actors.trainer.algorithms.algorithm``.

@@ -306,6 +306,7 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
 def _not_negative(job: Job) -> dict[str, float]:
     """Settings that may be 0."""
     return {
+        "train.recompute_versions": job.train.recompute_versions,
         "seed": job.seed,
         "rollout.engine_restarts": job.rollout.engine_restarts,
         "train.warmup_steps": job.train.warmup_steps,

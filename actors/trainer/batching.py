@@ -126,6 +126,7 @@ def _sequence(
         temperature=trajectory.temperature,
         token_advantages=token_advantages,
         algorithm=algorithm,
+        versions=segment.versions,
     )
 
 

@@ -135,6 +135,7 @@ class RankActor(Actor):
 
         def work() -> tuple[Snapshot, np.ndarray]:
             start = time.time()
+            self._backend.keep(version)
             snapshot = Snapshot(self._backend.export())
             logprobs = self._backend.score(self._canary)
             self._spans.add("export", start, time.time(), version=version)

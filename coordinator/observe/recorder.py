@@ -150,6 +150,8 @@ class Recorder:
             kl_reference=statistics.get("kl_reference", 0.0),
             clipped_fraction=statistics.get("clipped_fraction", 0.0),
             truncated_fraction=statistics.get("truncated_fraction", 0.0),
+            recomputed_fraction=statistics.get("recomputed_fraction", 0.0),
+            kl_engine=statistics.get("kl_engine", 0.0),
             value_loss=statistics.get("value_loss", 0.0),
             explained_variance=statistics.get("explained_variance", 0.0),
         )

@@ -46,6 +46,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     kl_reference: float = 0.0  # nats a token, of the policy to its reference; 0 without one
     clipped_fraction: float = 0.0  # of tokens, that the loss clipped
     truncated_fraction: float = 0.0  # of tokens, whose importance weight the correction cut or masked
+    recomputed_fraction: float = 0.0  # of tokens, whose log-probabilities the trainer computed under their version
+    kl_engine: float = 0.0  # nats a token of those: of the engines to the trainer, under one version
     value_loss: float = 0.0  # half the mean squared error of a critic; 0 without one
     explained_variance: float = 0.0  # of the returns, by a critic: 1 is all of it
 

@@ -30,6 +30,8 @@ STEP_TAGS = {
     "kl_reference": "train/kl_reference",
     "clipped_fraction": "train/clipped_fraction",
     "truncated_fraction": "train/truncated_fraction",
+    "kl_engine": "train/kl_engine",
+    "recomputed_fraction": "train/recomputed_fraction",
     "value_loss": "train/value_loss",
     "explained_variance": "train/explained_variance",
     "tokens": "train/tokens",

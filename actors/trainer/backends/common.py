@@ -25,6 +25,7 @@ from actors.trainer.algorithms.losses import TokenLoss, policy_loss
 from actors.trainer.algorithms.presets import resolve
 from actors.trainer.algorithms.sampled import Sampled
 from actors.trainer.backends.inspecting import Inspector
+from actors.trainer.backends.kept import KeptVersions
 from actors.trainer.backends.optimizer import MasterAdamW, SquaredNorm, local_squared_norm
 from actors.trainer.backends.packing import MicroBatch, Packer, check
 from actors.trainer.backends.protocol import Inspection, NotFinite, TrainBatch, TrainSequence
@@ -54,6 +55,7 @@ class PolicyBackend(ABC):
         self._device = device
         self._layout = layout
         self._optimizer = MasterAdamW(parameters, settings, squared_norm)
+        self._kept = KeptVersions(parameters, settings.recompute_versions)
 
     @abstractmethod
     def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -86,6 +88,7 @@ class PolicyBackend(ABC):
         """
         check(batch, self._vocabulary)
         algorithms = self._algorithms(batch)
+        batch, recomputed = self._kept.recompute(batch, self._scored)
         batch, of_critic = self._with_values(batch, algorithms, learn=True)
         packer = self._packer(batch, self._weights(batch))
         owners = [sequence.ticket for sequence in batch.sequences]
@@ -102,7 +105,11 @@ class PolicyBackend(ABC):
             self._optimizer.zero()
             tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
             raise NotFinite(f"the loss is not finite in {len(tickets)} trajectories: {', '.join(tickets)}", tickets)
-        return statistics.means() | of_critic
+        return statistics.means() | recomputed | of_critic
+
+    def keep(self, version: int) -> None:
+        """See the protocol."""
+        self._kept.keep(version)
 
     def _with_values(
         self, batch: TrainBatch, algorithms: Sequence[Algorithm | None], *, learn: bool
@@ -209,14 +216,24 @@ class PolicyBackend(ABC):
             self._optimizer.zero()
         return inspector.result(norms, self._optimizer.norm_of(inspector.total))
 
-    @torch.no_grad()
-    def logprobs(self, batch: TrainBatch) -> list[np.ndarray]:
+    def logprobs(self, batch: TrainBatch, version: int | None = None) -> list[np.ndarray]:
         """See the protocol."""
         check(batch, self._vocabulary)
-        result = [np.zeros(len(sequence.tokens), dtype=np.float32) for sequence in batch.sequences]
         everything = list(range(len(batch.sequences)))
-        packer = self._packer(batch, np.zeros(len(everything)))
-        for micro in packer.micro_batches(everything, self._settings.micro_batch_tokens):
+        if version is None:
+            return self._scored(batch, everything)
+        if version not in self._kept.versions:
+            kept = ", ".join(map(str, sorted(self._kept.versions))) or "none"
+            raise ValueError(f"version {version} is not kept; kept are: {kept} (train.recompute_versions)")
+        with self._kept.under(version):
+            return self._scored(batch, everything)
+
+    @torch.no_grad()
+    def _scored(self, batch: TrainBatch, indices: list[int]) -> list[np.ndarray]:
+        """As ``logprobs``; 0 for other segments than ``indices``."""
+        result = [np.zeros(len(sequence.tokens), dtype=np.float32) for sequence in batch.sequences]
+        packer = self._packer(batch, np.zeros(len(batch.sequences)))
+        for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
             values, _ = sampled_logprobs(self._hidden_states(micro), self._head, micro)
             for sequence, place, value in zip(micro.sequence, micro.place, values.cpu().numpy(), strict=True):
                 result[sequence][place] = value
@@ -247,6 +264,7 @@ class PolicyBackend(ABC):
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._optimizer.restore(state)
+        self._kept.forget()
 
 
 def _sampled_tokens(batch: TrainBatch) -> int:

@@ -34,6 +34,7 @@ class TrainSequence(msgspec.Struct, frozen=True):
     temperature: float  # > 0
     token_advantages: np.ndarray | None = None  # float32 [T]; instead of ``advantage``, where tokens differ
     algorithm: int = 0  # index into TrainBatch.algorithms
+    versions: np.ndarray | None = None  # int32 [T]; under which each token was sampled, where that is known
 
 
 class TrainBatch(msgspec.Struct, frozen=True):
@@ -71,9 +72,13 @@ class Backend(Protocol):
         """What ``forward_backward`` and ``optim_step`` would compute, without a step and whatever is not finite. The
         gradients are zeroed."""
 
-    def logprobs(self, batch: TrainBatch) -> list[np.ndarray]:
+    def keep(self, version: int) -> None:
+        """The weights are this version's. The newest ``train.recompute_versions`` are remembered."""
+
+    def logprobs(self, batch: TrainBatch, version: int | None = None) -> list[np.ndarray]:
         """Per sequence float32 [T]: log-probability of each token where loss_mask is 1 (same temperature and mask
-        as it was sampled with), 0 elsewhere. No gradient."""
+        as it was sampled with), 0 elsewhere. No gradient. ``version``: under its weights instead of today's; raises
+        ``ValueError`` for one that is not remembered."""
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
         """Log-probability (float32 [T-1], temperature 1, no mask) of tokens[1:]; compare ``Engine.score``."""
