@@ -285,6 +285,9 @@ class Session:
             return self._conversation.plan(request.messages, request.tools)
         except TemplateRefusal as error:
             raise Refused(400, str(error), code="unsupported_value", param="messages") from None
+        except RecursionError:
+            what = "messages: what is in them is nested too deeply"
+            raise Refused(400, what, code="invalid_value", param="messages") from None
 
     def _plan_text(self, prompt: str | tuple[int, ...]) -> Continuation:
         """A completion's prompt: what was said before and more goes on behind it."""

@@ -10,14 +10,16 @@ name of a tool; what stands behind the colon is its only argument, or the object
     calc: 12 + 30
 
 Invariant: what is no well-formed call of one of the tools that the agent has named stays part of the text, which
-nothing else is done to: an agent sees all that was written.
+nothing else is done to: an agent sees all that was written. Reading takes time in proportion to the text, whatever a
+policy makes up.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -43,13 +45,17 @@ class Written(msgspec.Struct, frozen=True):
     calls: tuple[ToolCall, ...] = ()
 
 
-_HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_LINE = re.compile(r"^[ \t]*(\w+)[ \t]*(?::[ \t]*(.*?))?[ \t]*$", re.MULTILINE)
+_BEGINS = re.compile(r"<tool_call>\s*(?=\{)")
+_ENDS = re.compile(r"\}\s*</tool_call>")
+_BLANKS = " \t"
 
 
 def written(text: str, tools: Sequence[Tool], format_: Format, turn: int) -> Written:
     """The calls in ``text``, named after ``turn``, and what was written before them."""
-    found = _FORMATS[format_](text, {tool["function"]["name"]: tool["function"] for tool in tools})
+    try:
+        found = _FORMATS[format_](text, {tool["function"]["name"]: tool["function"] for tool in tools})
+    except RecursionError:  # nested deeper than can be told again
+        found = []
     if not found:
         return Written(text)
     calls = tuple(ToolCall(f"call_{turn}_{index}", name, args) for index, (_, name, args) in enumerate(found))
@@ -57,25 +63,45 @@ def written(text: str, tools: Sequence[Tool], format_: Format, turn: int) -> Wri
 
 
 def _hermes(text: str, functions: Mapping[str, Tool]) -> list[tuple[int, str, str]]:
-    found = []
-    for match in _HERMES.finditer(text):
-        try:
-            call = msgspec.json.decode(match[1], type=dict[str, Any])
-        except msgspec.DecodeError:
+    found = list[tuple[int, str, str]]()
+    for start, body in _between_marks(text):
+        call = _object(body)
+        if call is None:
             return []
         name, arguments = call.get("name"), call.get("arguments", {})
-        if name not in functions or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in functions or not isinstance(arguments, dict):
             return []
-        found.append((match.start(), str(name), json.dumps(arguments, ensure_ascii=False)))
+        found.append((start, name, json.dumps(arguments, ensure_ascii=False)))
     return found
 
 
+def _between_marks(text: str) -> Iterator[tuple[int, str]]:
+    """Where each call begins, and its object. A beginning without an end is the last: no later one has an end."""
+    at = 0
+    while (begin := _BEGINS.search(text, at)) and (end := _ENDS.search(text, begin.end())):
+        yield begin.start(), text[begin.end() : end.start() + 1]
+        at = end.end()
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """What JSON says, where it is an object that can be told again."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+
+
 def _line(text: str, functions: Mapping[str, Tool]) -> list[tuple[int, str, str]]:
-    for match in _LINE.finditer(text):
-        function = functions.get(match[1])
+    start = 0
+    for line in text.split("\n"):
+        name, _, said = line.partition(":")
+        name = name.strip(_BLANKS)
+        function = functions.get(name)
         if function is not None:
-            arguments = _arguments(match[2] or "", (function.get("parameters") or {}).get("properties") or {})
-            return [] if arguments is None else [(match.start(), match[1], arguments)]
+            properties = (function.get("parameters") or {}).get("properties") or {}
+            arguments = _arguments(said.strip(_BLANKS), properties)
+            return [] if arguments is None else [(start, name, arguments)]
+        start += len(line) + 1
     return []
 
 
@@ -85,11 +111,7 @@ def _arguments(text: str, properties: Mapping[str, Any]) -> str | None:
     if len(properties) == 1:
         ((name, schema),) = properties.items()
         return json.dumps({name: _value(text, schema)}, ensure_ascii=False)
-    try:
-        msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return None
-    return text
+    return None if _object(text) is None else text
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -97,9 +119,12 @@ def _value(text: str, schema: Any) -> Any:
     kinds = {"integer": int, "number": float}
     kind = kinds.get(str(schema.get("type"))) if isinstance(schema, dict) else None
     try:
-        return text if kind is None else kind(text)
+        number = None if kind is None else kind(text)
     except ValueError:
         return text
+    if number is None or isinstance(number, float) and not math.isfinite(number):  # which JSON has not
+        return text
+    return number
 
 
 _FORMATS: dict[Format, Callable[[str, Mapping[str, Tool]], list[tuple[int, str, str]]]] = {
