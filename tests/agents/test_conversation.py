@@ -117,6 +117,27 @@ def test_a_changed_history_begins_a_segment_in_which_answers_keep_their_ids(mode
     assert planned.tokens.tolist() == np.concatenate(parts).tolist()
 
 
+def test_answers_that_read_the_same_keep_each_its_own_ids(model: Path) -> None:
+    made = renderer(model)
+    conversation = Conversation(made)
+    said = Message("assistant", "Guess 2.")
+    dropped, one, two = (
+        letters(made, "Guess 2.", ended=False),
+        letters(made, "Guess 2."),
+        np.append(made.tokenizer.encode("Guess 2."), made.tokenizer.eos_ids[0]).astype(np.int32),
+    )
+    assert one.tolist() != two.tolist()
+    conversation.answered([USER], [], said, dropped)
+    conversation.answered([USER], [], said, one)  # asked again
+    conversation.answered([USER, said, AGAIN], [], said, two)
+    planned = conversation.plan([AGAIN, said, AGAIN, said, AGAIN, said, USER], [])
+    encode = made.tokenizer.encode
+    begin, between = f"<|im_start|>user\n{AGAIN.content}<|im_end|>\n<|im_start|>assistant\n", "\n"
+    end = f"\n<|im_start|>user\n{USER.content}<|im_end|>\n<|im_start|>assistant\n"
+    parts = [encode(begin), one, encode(between + begin), two, encode(between + begin), two, encode(end)]
+    assert (planned.new_segment, planned.tokens.tolist()) == (HISTORY_CHANGED, np.concatenate(parts).tolist())
+
+
 def test_what_begins_a_segment_is_told(model: Path) -> None:
     made = renderer(model)
     conversation = Conversation(made)

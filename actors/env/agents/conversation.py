@@ -13,6 +13,7 @@ as in ``actors.env.framing``: by rendering the conversation with a mark in place
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ class Conversation:
         self._renderer = renderer
         self._said: list[Message] = []  # in the current segment, the last answer included
         self._tools: list[Tool] = []
-        self._answers: dict[Message, Tokens] = {}
+        self._answers: dict[Message, list[Tokens]] = {}  # those that read the same in the order in which they are told
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Continuation:
         """What these messages add; nothing changes yet. Raises ``TemplateRefusal``."""
@@ -108,7 +109,7 @@ class Conversation:
         if reason:
             return Continuation(self._whole(messages, tools), reason, _told(messages))
         added = messages[len(said) :]
-        answer = self._answers[said[-1]]
+        answer = self._answers[said[-1]][-1]
         text = self._renderer.render([*said[:-1], _mark(0), *added], tools)
         _, _, after = text.partition(_mark(0).content)
         if text.count(_mark(0).content) != 1:
@@ -119,7 +120,7 @@ class Conversation:
         """What was planned was said, and the policy answered."""
         self._said = [*messages, answer]
         self._tools = list(tools)
-        self._answers[answer] = sampled
+        self._answers[answer] = [*self._answers.get(answer, [])[: messages.count(answer)], sampled]
 
     def _break(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Why the conversation does not just go on."""
@@ -135,11 +136,13 @@ class Conversation:
     def _whole(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Tokens:
         """All of a conversation, with the sampled ids of the answers in it."""
         marked, answers = list(messages), list[Tokens]()
+        seen = Counter[Message]()
         for index, message in enumerate(messages):
             sampled = self._answers.get(message)
             if sampled is not None:
                 marked[index] = _mark(len(answers))
-                answers.append(sampled)
+                answers.append(sampled[min(seen[message], len(sampled) - 1)])
+                seen[message] += 1
         text = self._renderer.render(marked, tools)
         if all(text.count(_mark(index).content) == 1 for index in range(len(answers))):
             return np.concatenate(list(self._spliced(text, answers)))
