@@ -132,28 +132,19 @@ def test_nothing_is_said_while_nothing_changes_though_figures_move() -> None:
     run(scenario())
 
 
-def test_what_the_probe_found_and_is_over_at_the_first_look_leaves_the_map() -> None:
-    async def scenario() -> None:
-        async with cluster(rules(alpha=0, groups=1)) as made:
-            node, _ = await joined(made, "env-1", lambda: Script(QUIET), FOUND_SLOW)
-            assert codes(told_by(made, "env-1")) == ["throttled"]
-            await asyncio.sleep(LOOK_S + 0.1)
-            assert codes(told_by(made, "env-1")) == []
-            await node.close()
-
-    run(scenario())
-
-
-def test_what_the_probe_found_of_gpus_stands_until_the_driver_has_answered() -> None:
+@pytest.mark.parametrize("unanswered", [0, 2])
+def test_what_the_probe_found_of_gpus_stands_until_the_driver_has_answered_and_then_leaves_the_map(
+    unanswered: int,
+) -> None:
     async def scenario() -> None:
         starting = Changes((), (), (), gpus_seen=False)
         async with cluster(rules(alpha=0, groups=1)) as made:
-            node, _ = await joined(made, "env-1", lambda: Script(starting, starting, QUIET), FOUND_SLOW)
-            seen = []
-            for _ in range(3):
+            node, _ = await joined(made, "env-1", lambda: Script(*unanswered * [starting], QUIET), FOUND_SLOW)
+            seen = [codes(told_by(made, "env-1"))]
+            for _ in range(unanswered + 1):
                 await asyncio.sleep(LOOK_S + 0.1)
                 seen.append(codes(told_by(made, "env-1")))
-            assert seen == [["throttled"], ["throttled"], []]
+            assert seen == [["throttled"]] * (unanswered + 1) + [[]]
             await node.close()
 
     run(scenario())
@@ -192,7 +183,8 @@ def test_a_change_while_the_leader_is_out_of_reach_is_known_once_it_is_back() ->
     run(scenario())
 
 
-def test_a_change_that_the_old_leader_never_answered_for_is_told_to_the_next_one() -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_change_that_the_old_leader_never_answered_for_or_it_alone_is_told_to_the_next_one(answered: bool) -> None:
     async def scenario() -> None:
         network = SimulatedNetwork(seed=0)
         async with (
@@ -202,33 +194,15 @@ def test_a_change_that_the_old_leader_never_answered_for_is_told_to_the_next_one
             node, allegiance = await joined(old, "env-1", lambda: Script(Changes((LOST,), (), (LOST,))))
             following = await new.node.ask(allegiance.ref, Follow(new.ref), Following, timeout_s=5.0)
             await new.node.ask(new.ref, following.join, Welcome, timeout_s=5.0)  # with the map as it was
-            network.partition({"env-1", "control-next"}, {"control"}, cut=True)
+            if not answered:
+                network.partition({"env-1", "control-next"}, {"control"}, cut=True)
             await asyncio.sleep(LOOK_S + 1.0)
+            assert gpus(told_by(old, "env-1")) == (["gpu0"] if answered else ["gpu0", "gpu1"])
             await new.node.ask(allegiance.ref, Follow(new.ref, begun=True), Following, timeout_s=5.0)
             assert gpus(told_by(new, "env-1")) == ["gpu0", "gpu1"]
             await asyncio.sleep(20.0)
             assert gpus(told_by(new, "env-1")) == ["gpu0"]
-            assert new.warnings == ["env-1: gpu1: NVML says: GPU is lost"]
-            await node.close()
-
-    run(scenario())
-
-
-def test_a_change_that_only_the_old_leader_answered_for_is_told_to_the_next_one() -> None:
-    async def scenario() -> None:
-        network = SimulatedNetwork(seed=0)
-        async with (
-            cluster(rules(alpha=0, groups=1), network=network) as old,
-            cluster(rules(alpha=0, groups=1), network=network, name="-next") as new,
-        ):
-            node, allegiance = await joined(old, "env-1", lambda: Script(Changes((LOST,), (), (LOST,))))
-            following = await new.node.ask(allegiance.ref, Follow(new.ref), Following, timeout_s=5.0)
-            await new.node.ask(new.ref, following.join, Welcome, timeout_s=5.0)
-            await asyncio.sleep(LOOK_S + 1.0)
-            assert gpus(told_by(old, "env-1")) == ["gpu0"]
-            await new.node.ask(allegiance.ref, Follow(new.ref, begun=True), Following, timeout_s=5.0)
-            await asyncio.sleep(LOOK_S + 1.0)
-            assert gpus(told_by(new, "env-1")) == ["gpu0"]
+            assert new.warnings == ([] if answered else ["env-1: gpu1: NVML says: GPU is lost"])
             await node.close()
 
     run(scenario())
