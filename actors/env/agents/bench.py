@@ -70,7 +70,7 @@ class AgentBench:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             waits = False
-            self._left_behind += 1
+            self._left_behind += not result.done()  # else its thread has come back already
             raise
 
     def _outcome(self, session: Session) -> Result | AgentFailed:
