@@ -1,16 +1,19 @@
-"""What is kept of sessions that have ended."""
+"""What is kept of sessions that have ended, and that none begins when all are to end."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.env.agents.asked import Refused
 from actors.env.agents.conversation import Renderer
+from actors.env.agents.guests import Guests
 from actors.env.agents.play import Sessions
 from actors.env.agents.session import Rules, Session
 from actors.env.episode import Episode
@@ -47,5 +50,29 @@ def test_of_a_session_that_has_ended_only_how_is_kept() -> None:
         with pytest.raises(Refused, match="the session of trajectory t1, turn 0 has ended: its agent has") as caught:
             sessions.of(key)
         assert (caught.value.status, caught.value.code) == (410, "session_ended")
+
+    run(test())
+
+
+def test_no_guest_comes_in_while_the_endpoint_closes(tmp_path: Path) -> None:
+    async def test() -> None:
+        ended = list[str]()
+        guests = Guests(
+            AgentSettings(guests=2),
+            temperature=1.0,
+            make=unasked,
+            ended=ended.append,
+            records=tmp_path / "guests.log",
+            counters=Counter(),
+        )
+        guests.session("ann")
+        stopping = asyncio.create_task(guests.stop())
+        await asyncio.sleep(0)
+        for name, status, code in (("ann", 410, "session_ended"), ("bob", 503, "closing")):
+            with pytest.raises(Refused) as caught:
+                guests.session(name)
+            assert (caught.value.status, caught.value.code) == (status, code)
+        await stopping
+        assert ended == ["guest0-ann"]
 
     run(test())

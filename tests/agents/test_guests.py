@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from actors.env.agents import guests, session
 from actors.env.agents.protocol import Session
 from actors.env.recorder import check_trajectory
 from actors.trainer.store import append_record, read_records
+from actors.trajectory import Segment
 from coordinator.job import JobError, convert
 from tests.agents.support import CHAT, ask, asks, world
 from tests.support.loops import run, until
@@ -85,6 +88,34 @@ def test_sessions_are_listed_told_and_ended(tmp_path: Path) -> None:
             _, listed = await asked(door, "", "GET", "/sessions")
             assert [each["ended"] for each in listed["data"]] == ["its client has ended it"]
             await until((tmp_path / "control.log").exists)
+
+    run(test())
+
+
+def test_a_long_session_is_told_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, plain = list[threading.Thread](), guests._plain
+
+    def tell(segment: Segment) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return plain(segment)
+
+    monkeypatch.setattr(guests, "_plain", tell)
+    monkeypatch.setattr(session, "LARGE", 1000)
+
+    async def test() -> None:
+        async with world(never, guests=1, max_model_len=2048, directory=tmp_path):
+            door = guest(tmp_path, "")
+            here = threading.current_thread()
+            await asked(guest(tmp_path, "ann"), "short")
+            for method in ("GET", "DELETE"):
+                assert (await asked(door, "", method, "/sessions/ann"))[1]["segments"]
+            assert threads == [here, here]
+            await asked(guest(tmp_path, "bob"), "long" * 100)
+            for method in ("GET", "DELETE"):
+                (segment,) = (await asked(door, "", method, "/sessions/bob"))[1]["segments"]
+                assert len(segment["tokens"]) == len("\nR") + 400
+            assert len(threads) == 4
+            assert here not in threads[2:]
 
     run(test())
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 
-from actors.env.agents import bench, session
+from actors.env.agents import answers, bench, server, session
 from actors.env.agents.protocol import Result, Session
 from actors.env.messages import LearnerVersion, Stop
 from actors.env.recorder import check_trajectory
+from actors.proxy.messages import RequestFailed
+from actors.settings import AgentSettings, EnvironmentSettings
 from actors.trajectory import Trajectory
-from tests.agents.support import ASK, CHAT, Meeting, asks, post, world
+from tests.agents.support import ASK, CHAT, Meeting, World, asks, playing, post, world
 from tests.env_manager.support import RIGHT
 from tests.support.loops import run, settle, until
 
@@ -155,7 +160,27 @@ def test_an_agent_that_outlives_its_deadline_ends_and_is_told_so_when_it_asks_ag
     run(test())
 
 
-def test_what_an_agent_waits_for_fails_at_once_when_its_trajectory_is_stopped() -> None:
+async def is_stopped(made: World) -> None:
+    made.node.tell(made.host, Stop(["t1"], "straggler"))
+    assert (await made.outcome("t1")).reason == "straggler"
+    assert made.proxy.aborted == ["t1/0"]
+
+
+async def loses_its_engine(made: World) -> None:
+    made.node.tell(made.proxy.held.pop("t1/0"), RequestFailed("t1/0", "engine e0: killed"))
+    assert (await made.outcome("t1")).reason == "engine_failed"
+
+
+async def loses_its_host(made: World) -> None:
+    await made.node.stop(made.host)
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"), [(is_stopped, "straggler"), (loses_its_engine, "engine_failed"), (loses_its_host, "cut off")]
+)
+def test_who_waits_for_an_answer_is_told_at_once_how_its_session_ended(
+    ends: Callable[[World], Awaitable[None]], how: str
+) -> None:
     async def test() -> None:
         meeting = Meeting()
 
@@ -167,19 +192,20 @@ def test_what_an_agent_waits_for_fails_at_once_when_its_trajectory_is_stopped() 
             made.proxy.holds = lambda request: True
             made.start("t1")
             await until(lambda: made.proxy.held)
-            made.node.tell(made.host, Stop(["t1"], "straggler"))
-            outcome = await made.outcome("t1")
-            assert (outcome.state, outcome.reason) == ("lost", "straggler")
+            await ends(made)
             await until(lambda: meeting.saw)
             ((status, answer),) = meeting.saw
             assert (status, answer["error"]["code"]) == (410, "session_ended")
-            assert "straggler" in answer["error"]["message"]
-            assert made.proxy.aborted == ["t1/0"]
+            assert how in answer["error"]["message"]
+            assert made.proxy.ended == ["t1"]
 
     run(test())
 
 
-def test_a_trajectory_is_stopped_while_its_agent_does_something_else() -> None:
+@pytest.mark.parametrize(
+    ("news", "reason"), [(Stop(["t1"], "straggler"), "straggler"), (LearnerVersion(2, 1), "stale")]
+)
+def test_a_trajectory_ends_while_its_agent_does_something_else_or_at_its_next_turn(news: Any, reason: str) -> None:
     async def test() -> None:
         meeting = Meeting()
 
@@ -187,53 +213,18 @@ def test_a_trajectory_is_stopped_while_its_agent_does_something_else() -> None:
             post(told)
             meeting.saw.append("asked")
             meeting.wait()
+            meeting.saw.append(post(told)[0])
             return 1.0
 
         async with world(agent) as made:
             made.start("t1")
             await until(lambda: meeting.saw)
-            made.node.tell(made.host, Stop(["t1"], "straggler"))
-            assert (await made.outcome("t1")).reason == "straggler"
-            meeting.may_go_on.set()
-
-    run(test())
-
-
-def test_a_stale_trajectory_ends_at_its_next_turn() -> None:
-    async def test() -> None:
-        meeting = Meeting()
-
-        def agent(told: Session) -> float:
-            post(told)
-            meeting.saw.append("asked")
-            meeting.wait()
-            return float(post(told)[0])
-
-        async with world(agent) as made:
-            made.start("t1")
-            await until(lambda: meeting.saw)
-            made.node.tell(made.host, LearnerVersion(2, 1))
+            made.node.tell(made.host, news)
             await settle()
             meeting.may_go_on.set()
-            assert (await made.outcome("t1")).reason == "stale"
+            assert (await made.outcome("t1")).reason == reason
+            await until(lambda: meeting.saw == ["asked", 410])
             assert len(made.proxy.requests) == 1
-
-    run(test())
-
-
-def test_an_engine_that_fails_costs_the_trajectory_and_its_agent_is_told() -> None:
-    async def test() -> None:
-        meeting = Meeting()
-
-        def agent(told: Session) -> float:
-            meeting.saw.append(post(told))
-            return 1.0
-
-        async with world(agent) as made:
-            made.start("t1", faults={"t1": "engine fails"})
-            assert (await made.outcome("t1")).reason == "engine_failed"
-            await until(lambda: meeting.saw)
-            assert meeting.saw[0][0] == 410
 
     run(test())
 
@@ -452,27 +443,15 @@ def test_a_worker_with_too_many_agents_that_do_not_return_is_replaced(monkeypatc
     run(test())
 
 
-def test_a_host_that_is_stopped_tells_whoever_waits() -> None:
-    async def test() -> None:
-        meeting = Meeting()
+def test_what_is_large_is_read_and_told_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+    told = answers.chat_answer
 
-        def agent(told: Session) -> float:
-            meeting.saw.append(post(told))
-            return 1.0
+    def tell(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return told(*arguments)
 
-        async with world(agent) as made:
-            made.proxy.holds = lambda request: True
-            made.start("t1")
-            await until(lambda: made.proxy.held)
-            await made.node.stop(made.host)
-            await until(lambda: meeting.saw)
-            assert meeting.saw[0][0] == 410
-            assert made.proxy.ended == ["t1"]
-
-    run(test())
-
-
-def test_large_bodies_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "chat_answer", tell)
     monkeypatch.setattr(session, "LARGE", 1)
 
     async def test() -> None:
@@ -480,5 +459,39 @@ def test_large_bodies_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) 
             made.start("t1")
             assert (await made.outcome("t1")).state == "stored"
             assert text_of(made.store.kept["t1"]) == "left or right?\nR\nand now?\nR"
+            assert threading.current_thread() not in threads
+            monkeypatch.setattr(session, "LARGE", 1 << 20)
+            made.start("t2")
+            assert (await made.outcome("t2")).state == "stored"
+            assert threads[2:] == [threading.current_thread()] * 2
 
     run(test())
+
+
+def test_an_agent_that_returns_as_its_session_is_cut_off_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MOST_LEFT_BEHIND", 1)
+    settings = EnvironmentSettings(name="tests.agents.support:play", agent=AgentSettings())
+
+    async def test() -> None:
+        loop, made = asyncio.get_running_loop(), bench.AgentBench(settings, Path.cwd())
+
+        def returns_first(thread: threading.Thread) -> None:
+            """On the loop: what the agent returned is in its queue before that its session is cut off."""
+            thread.join(10)
+            loop.call_soon(cut.cancel)
+
+        def agent(told: Session) -> float:
+            loop.call_soon_threadsafe(returns_first, threading.current_thread())
+            return 1.0
+
+        playing.append(agent)
+        cut = asyncio.create_task(made.run(Session(1, "", "", "")))
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        playing[-1] = lambda told: 2.0
+        assert (await made.run(Session(1, "", "", ""))).reward == 2.0
+
+    try:
+        run(test())
+    finally:
+        playing.pop()

@@ -19,6 +19,9 @@ from actors.env.agents.tool_calls import ToolCall, Written
 from actors.env.tokenizers import Tokenizer
 from actors.proxy.engines.protocol import Alternatives
 
+BYTES_OF_ID, BYTES_OF_LOGPROB = 8, 64
+"""About what a token takes in an answer: its id, its text and log-probability."""
+
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one request."""
@@ -38,6 +41,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         if self.written.calls:
             return "tool_calls"
         return "stop" if self.stopped else "length"
+
+
+def answer_size(turn: Turn, sampling: Sampling) -> int:
+    """About how many bytes of JSON the answer has."""
+    of_each = BYTES_OF_ID + (BYTES_OF_LOGPROB * (1 + sampling.alternatives) if sampling.logprobs else 0)
+    return of_each * len(turn.tokens) + (BYTES_OF_ID * len(turn.prompt) if sampling.token_ids else 0)
 
 
 def error_body(refused: Refused) -> dict[str, Any]:

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 ENDED_KEPT = 10_000
 """Sessions that have ended and are still listed."""
 
+BYTES_OF_TOKEN = 32
+"""As it is told: an id, a mask, a log-probability and a version."""
+
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -47,6 +50,21 @@ class Guest(msgspec.Struct, frozen=True):
     turns: int
     sampled_tokens: int
     seconds: float  # since it began, or that it took
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One session, with what is recorded of it."""
+
+    guest: Guest
+    segments: list[Segment]
+
+    @property
+    def size(self) -> int:
+        """About how many bytes ``plain`` makes as JSON."""
+        return sum(BYTES_OF_TOKEN * len(segment.tokens) for segment in self.segments)
+
+    def plain(self) -> dict[str, Any]:
+        return {**msgspec.to_builtins(self.guest), "segments": [_plain(segment) for segment in self.segments]}
 
 
 class _Open:
@@ -80,11 +98,13 @@ class Guests:
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, Guest] = OrderedDict()
         self._opened = 0
+        self._closing = False
         self._writing: set[asyncio.Task[None]] = set()
         self._file = asyncio.Lock()
 
     async def stop(self) -> None:
-        """All end here; returns when they are on disk."""
+        """All end here, and none is let in any more; returns when they are on disk."""
+        self._closing = True
         for name in list(self._open):
             self._end(name, "the endpoint has closed")
         await asyncio.gather(*self._writing)
@@ -101,20 +121,19 @@ class Guests:
         """Those that are open, then those that have ended, the last first."""
         return [self._described(name) for name in self._open] + list(reversed(self._ended.values()))
 
-    def told(self, name: str) -> dict[str, Any]:
+    def told(self, name: str) -> Record:
         """One of them, with what is recorded where it is open. Raises ``Refused``."""
-        guest = self._open.get(name)
-        recorder = None if guest is None else guest.session.episode.recorder
-        described = msgspec.to_builtins(self._described(name))
-        trajectory = guest.session.episode.finish() if guest is not None and recorder and recorder.turns else None
-        return {**described, "segments": [] if trajectory is None else [_plain(each) for each in trajectory.segments]}
+        described, guest = self._described(name), self._open.get(name)
+        if guest is None or not guest.session.episode.recorder.turns:
+            return Record(described, [])
+        return Record(described, guest.session.episode.finish().segments)
 
-    def end(self, name: str) -> dict[str, Any]:
+    def end(self, name: str) -> Record:
         """End a session; what it was. Raises ``Refused``."""
         told = self.told(name)
         if name in self._open:
             self._end(name, "its client has ended it")
-        return {**told, "ended": self._ended[name].ended}
+        return Record(msgspec.structs.replace(told.guest, ended=self._ended[name].ended), told.segments)
 
     # ---- inside --------------------------------------------------------------------------------------------------
 
@@ -125,6 +144,8 @@ class Guests:
         if name in self._ended:
             how = self._ended[name].ended
             raise Refused(410, f"session {name} has ended: {how}; use another name", code="session_ended")
+        if self._closing:
+            raise Refused(503, "the endpoint is closing", code="closing")
         if len(self._open) >= self._settings.guests:
             self._counters["guests_refused"] += 1
             what = f"{len(self._open)} sessions are open, as many as there may be (environment.agent.guests)"

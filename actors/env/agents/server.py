@@ -14,10 +14,20 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from actors.env.agents.answers import chat_answer, chat_pieces, error_body, models, text_answer, text_pieces
+from actors.env.agents.answers import (
+    Turn,
+    answer_size,
+    chat_answer,
+    chat_pieces,
+    error_body,
+    models,
+    text_answer,
+    text_pieces,
+)
 from actors.env.agents.asked import Chat, Refused, Text, read_chat, read_text
 from actors.env.agents.play import Sessions
 from actors.env.agents.session import Session, beside_the_loop
+from actors.env.tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +38,8 @@ CLIENTS = 4096
 STOP_S = 2.0
 SESSIONS = "/v1/sessions"
 BACKLOG = 1024
+BYTES_OF_GUEST = 128
+"""About what a line of the list of sessions takes."""
 
 
 class HttpEndpoint:
@@ -113,7 +125,7 @@ class _Answering:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
         if path == SESSIONS or path.startswith(f"{SESSIONS}/"):
-            return self._guests(request, path.removeprefix(SESSIONS).removeprefix("/"))
+            return await self._guests(request, path.removeprefix(SESSIONS).removeprefix("/"))
         one_model = path.startswith("/v1/models/")
         method, handle = self._paths.get("/v1/models" if one_model else path, ("", None))
         if handle is None:
@@ -122,13 +134,15 @@ class _Answering:
             raise Refused(405, f"{path}: expected {method}, found {request.method}", code="method_not_allowed")
         return await handle(request, self._sessions.of(_key(request)))
 
-    def _guests(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+    async def _guests(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         guests, _ = self._sessions.guests_of(_key(request))
-        if request.method == "DELETE" and name:
-            return _json(guests.end(name))
-        if request.method != "GET":
+        if request.method != "GET" and not (request.method == "DELETE" and name):
             raise Refused(405, f"{request.path}: expected GET, or DELETE of one", code="method_not_allowed")
-        return _json(guests.told(name) if name else {"object": "list", "data": guests.listed()})
+        if name:
+            record = guests.end(name) if request.method == "DELETE" else guests.told(name)
+            return await beside_the_loop(record.size, lambda: _json(record.plain()))
+        listed = guests.listed()
+        return await beside_the_loop(BYTES_OF_GUEST * len(listed), _json, {"object": "list", "data": listed})
 
     async def _models(self, request: web.BaseRequest, session: Session) -> web.StreamResponse:
         listed = models([self._sessions.rules.model])
@@ -153,22 +167,26 @@ class _Answering:
     async def _play(
         self, request: web.BaseRequest, session: Session, body: bytes, asked: Chat | Text
     ) -> web.StreamResponse:
-        tokenizer, sampling = self._sessions.renderer.tokenizer, asked.sampling
         answered = await session.ask(body, asked, lambda: _is_there(request))
         turn = answered.task.result()
-        response: web.StreamResponse
-        if sampling.stream:
-            pieces = chat_pieces if isinstance(asked, Chat) else text_pieces
-            response = web.Response(
-                body=b"".join(b"data: %s\n\n" % msgspec.json.encode(each) for each in pieces(turn, sampling, tokenizer))
-                + b"data: [DONE]\n\n",
-                headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"},
-            )
-        else:
-            whole = chat_answer if isinstance(asked, Chat) else text_answer
-            response = _json(whole(turn, sampling, tokenizer))
+        tokenizer = self._sessions.renderer.tokenizer
+        response = await beside_the_loop(answer_size(turn, asked.sampling), _told, turn, asked, tokenizer)
         answered.delivered = _is_there(request)
         return response
+
+
+def _told(turn: Turn, asked: Chat | Text, tokenizer: Tokenizer) -> web.Response:
+    """A turn as its client wants it."""
+    sampling = asked.sampling
+    if not sampling.stream:
+        whole = chat_answer if isinstance(asked, Chat) else text_answer
+        return _json(whole(turn, sampling, tokenizer))
+    pieces = chat_pieces if isinstance(asked, Chat) else text_pieces
+    return web.Response(
+        body=b"".join(b"data: %s\n\n" % msgspec.json.encode(each) for each in pieces(turn, sampling, tokenizer))
+        + b"data: [DONE]\n\n",
+        headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"},
+    )
 
 
 def _is_there(request: web.BaseRequest) -> bool:

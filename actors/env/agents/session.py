@@ -20,7 +20,7 @@ from typing import ParamSpec, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from actors.env.agents.answers import Turn
+from actors.env.agents.answers import BYTES_OF_ID, Turn
 from actors.env.agents.asked import Chat, Refused, Sampling, Text
 from actors.env.agents.conversation import FIRST, Continuation, Conversation, Message, Renderer
 from actors.env.agents.tool_calls import Written, written
@@ -37,7 +37,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LARGE = 64 * 1024
-"""Bytes of a body whose reading, rendering and tokenising would hold up the loop for long."""
+"""Bytes of a body whose reading, rendering and tokenising, or making, would hold up the loop for long."""
 
 
 async def beside_the_loop(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -228,7 +228,7 @@ class Session:
             episode.interrupt = self._interrupted
         if completion.finish_reason in CUT:
             raise Lost(episode.stop_reason or completion.finish_reason, "cut while it generated")
-        text = self._renderer.tokenizer.decode(completion.tokens)
+        text, told = await beside_the_loop(BYTES_OF_ID * len(completion.tokens), self._read, request, completion)
         turn = Turn(
             id=f"{'chatcmpl' if isinstance(request, Chat) else 'cmpl'}-{episode.ticket.request(recorder.turns)}",
             created=int(time.time()),
@@ -237,7 +237,7 @@ class Session:
             tokens=completion.tokens,
             logprobs=completion.logprobs,
             alternatives=completion.alternatives,
-            written=self._written(request, text),
+            written=told,
             stopped=completion.finish_reason == "stop",
         )
         recorder.sampled(completion.tokens, completion.logprobs, completion.versions, asked.allowed, text)
@@ -317,11 +317,13 @@ class Session:
             self._counters[f"agents_new_segment_{planned.new_segment.replace(' ', '_')}"] += 1
         recorder.start(planned.tokens, planned.text)
 
-    def _written(self, request: Chat | Text, text: str) -> Written:
-        text = before(text, request.sampling.stop)
+    def _read(self, request: Chat | Text, completion: Completion) -> tuple[str, Written]:
+        """What was sampled as a text, and what of it the agent is told."""
+        text = self._renderer.tokenizer.decode(completion.tokens)
+        told = before(text, request.sampling.stop)
         if isinstance(request, Text) or not request.calls:
-            return Written(text)
-        return written(text, request.tools, self._renderer.tool_calls, self.episode.recorder.turns)
+            return text, Written(told)
+        return text, written(told, request.tools, self._renderer.tool_calls, self.episode.recorder.turns)
 
     def _remember(self, request: Chat | Text, turn: Turn, text: str) -> None:
         if isinstance(request, Chat):

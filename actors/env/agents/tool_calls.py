@@ -122,7 +122,7 @@ def _value(text: str, schema: Any) -> Any:
         number = None if kind is None else kind(text)
     except ValueError:
         return text
-    if number is None or isinstance(number, float) and not math.isfinite(number):  # which JSON has not
+    if number is None or (isinstance(number, float) and not math.isfinite(number)):  # which JSON has not
         return text
     return number
 
