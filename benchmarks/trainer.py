@@ -1,4 +1,5 @@
-"""What computing shared prefixes once saves in a training step, against computing every segment whole.
+"""What computing shared prefixes once saves in a training step, against computing every segment whole; and steps of
+both backends beside a bare transformers loop (``benchmarks.trainer_speed``).
 
     python -m benchmarks.trainer             all cases
     python -m benchmarks.trainer --quick     few rounds of the smaller cases
@@ -16,6 +17,9 @@ import argparse
 import ctypes
 import gc
 import json
+import os
+import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +37,7 @@ from actors.trainer.backends.packing import Packer
 from actors.trainer.backends.protocol import TrainBatch, TrainSequence
 from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trajectory import FULL_VOCABULARY
+from benchmarks import trainer_speed
 
 MIDDLE: dict[str, Any] = Qwen3Shape(
     vocab_size=512, hidden_size=512, layers=4, heads=8, kv_heads=4, head_dim=64, intermediate_size=1536
@@ -53,6 +58,7 @@ SMOL: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
+SPEEDS = {"torch_vs_transformers": 1.0, "megatron_vs_transformers": 0.75}
 SMALL: dict[str, Any] = Qwen3Shape().hugging_face_config()
 
 
@@ -220,7 +226,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="names of cases: small_model 135m 50 75 90")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="of small_model 135m 50 75 90 speed")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     chosen = [case for case in cases() if not arguments.only or case.name in arguments.only]
@@ -231,9 +237,19 @@ def main() -> None:
         readings.append(measure(case, 2 if arguments.quick else arguments.rounds))
         if not arguments.json:
             _print(readings[-1])
+    speed = None
+    if not arguments.only or "speed" in arguments.only:
+        speed = trainer_speed.measure(MIDDLE, 2 if arguments.quick else arguments.rounds)
     if arguments.json:
         figures = {reading.figure: round(reading.speedup, 3) for reading in readings}
-        print(json.dumps({**figures, "cases": msgspec.to_builtins(readings)}, indent=2))
+        if speed is not None:
+            figures |= {name: round(getattr(speed, name), 3) for name in SPEEDS}
+        command = " ".join(["python -m benchmarks.trainer", *sys.argv[1:]])
+        machine = f"{platform.machine()}, {os.cpu_count()} cores"
+        cases_ = msgspec.to_builtins([*readings, *([] if speed is None else [speed])])
+        print(json.dumps({"figures": figures, "command": command, "machine": machine, "cases": cases_}, indent=2))
+    elif speed is not None:
+        _print_speed(speed)
 
 
 def _print(reading: Reading) -> None:
@@ -245,6 +261,15 @@ def _print(reading: Reading) -> None:
     )
     for name, seconds, tokens, memory in rows:
         print(f"    {name:<7} {seconds * 1000:9.1f} ms  {tokens:6d} tokens computed  {memory:7.0f} MB", flush=True)
+
+
+def _print_speed(speed: trainer_speed.Reading) -> None:
+    print(f"a step on {speed.tokens} tokens of segments that share nothing, hidden {MIDDLE['hidden_size']}")
+    for name in ("bare", "torch", "megatron"):
+        seconds = getattr(speed, f"{name}_s")
+        print(f"    {name:<9} {seconds * 1000:9.1f} ms  {speed.tokens / seconds:9.0f} tokens/s of CPU time")
+    for figure, target in SPEEDS.items():
+        print(f"{figure}  {getattr(speed, figure):.3f}  (>= {target})")
 
 
 if __name__ == "__main__":
