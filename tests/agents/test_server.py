@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import logging
 import select
 import socket
+import time
+import urllib.error
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -265,6 +269,121 @@ def test_a_client_that_has_asked_and_asks_nothing_more_is_let_go(monkeypatch: py
         return float(answered.startswith(b"HTTP/1.1 401") and post(told)[0] == 200)
 
     assert played(agent)[0].reward == 10.0
+
+
+def head(told: Session, *fields: str) -> bytes:
+    """Of a chat's request."""
+    lines = [f"POST /v1{CHAT} HTTP/1.1", "Host: x", f"Authorization: Bearer {told.api_key}", *fields]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def connected(told: Session) -> socket.socket:
+    url = urlsplit(told.base_url)
+    return socket.create_connection((url.hostname, url.port), 10)
+
+
+def test_clients_that_break_off_or_speak_no_http_are_not_told_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def agent(told: Session) -> float:
+        for sent in (
+            head(told, "Content-Length: 100") + b"{",
+            head(told, "Transfer-Encoding: chunked") + b"5\r\nhel",
+            head(told, "Transfer-Encoding: chunked") + b"zz\r\n",
+            b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ):
+            with connected(told) as rude:
+                rude.sendall(sent)
+                rude.shutdown(socket.SHUT_WR)
+                while rude.recv(4096):
+                    pass
+        return float(post(told)[0])
+
+    outcome, _ = played(agent)
+    assert (outcome.env_return, outcome.turns) == (200.0, 1)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_body_that_is_packed_is_refused_without_unpacking_it() -> None:
+    seen: list[int] = []
+
+    def agent(told: Session) -> float:
+        body = gzip.compress(json.dumps(ASK).encode())
+        for sent in (body, b"not packed at all"):
+            with connected(told) as client:
+                client.sendall(head(told, "Content-Encoding: gzip", f"Content-Length: {len(sent)}") + sent)
+                seen.append(int(client.recv(64).split()[1]))
+        return float(post(told)[0])
+
+    assert played(agent)[0].env_return == 200.0
+    assert seen == [415, 415]
+
+
+def test_a_client_that_asks_whether_to_send_its_body_is_told_to() -> None:
+    def agent(told: Session) -> float:
+        body = json.dumps(ASK).encode()
+        with connected(told) as client:
+            client.sendall(head(told, "Expect: 100-continue", f"Content-Length: {len(body)}"))
+            assert client.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(body)
+            return float(client.recv(64).split()[1])
+
+    assert played(agent)[0].env_return == 200.0
+
+
+def test_an_error_repeats_little_of_what_was_sent() -> None:
+    seen: list[Any] = []
+
+    def agent(told: Session) -> float:
+        wrong: list[Any] = [{"tool_choice": "x" * 100_000}, {"n": ["x" * 100_000]}, {"x" * 100_000: 1}]
+        seen.extend(post(told, body={**ASK, **each}) for each in wrong)
+        return float(post(told)[0])
+
+    assert played(agent)[0].env_return == 200.0
+    assert [status for status, _ in seen] == [400, 400, 400]
+    assert max(len(json.dumps(answer)) for _, answer in seen) < 5000
+    assert "found 'xxx" in seen[0][1]["error"]["message"]
+
+
+def test_a_fault_of_the_endpoint_costs_one_request_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(server, "text_answer", fails)
+
+    def agent(told: Session) -> float:
+        status, answer = post(told, "/completions", {"prompt": "once"})
+        assert (status, answer["error"]["type"], answer["error"]["code"]) == (500, "server_error", "internal_error")
+        return float(post(told)[0])
+
+    assert played(agent)[0].env_return == 200.0
+    assert "POST /v1/completions failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_client_that_reads_nothing_of_a_long_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.5)
+    monkeypatch.setattr(server, "CLIENTS", 1)
+    prompt = json.dumps({"prompt": "x" * 1_000_000, "return_token_ids": True}).encode()  # 5 MB of ids
+
+    def agent(told: Session) -> float:
+        url = urlsplit(told.base_url)
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(10)
+            client.connect((url.hostname, url.port))
+            asked = head(told, f"Content-Length: {len(prompt)}").replace(CHAT.encode(), b"/completions")
+            client.sendall(asked + prompt)
+            for _ in range(100):
+                try:
+                    return float(post(told)[0])
+                except (ConnectionError, urllib.error.URLError):  # the only place is taken
+                    time.sleep(0.1)
+        return 0.0
+
+    assert played(agent, max_model_len=2_000_000, timeout_s=18.0)[0].env_return == 200.0
 
 
 def raw(told: Session, text: str) -> int:

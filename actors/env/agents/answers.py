@@ -23,6 +23,10 @@ BYTES_OF_ID, BYTES_OF_LOGPROB = 8, 64
 """About what a token takes in an answer: its id, its text and log-probability."""
 
 
+MOST_TOLD = 2000
+"""Characters of an error."""
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one request."""
 
@@ -51,7 +55,17 @@ def answer_size(turn: Turn, sampling: Sampling) -> int:
 
 def error_body(refused: Refused) -> dict[str, Any]:
     kind = "invalid_request_error" if refused.status < 500 else "server_error"
-    return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
+    param = None if refused.param is None else _shortened(refused.param)
+    return {"error": {"message": _shortened(refused.message), "type": kind, "param": param, "code": refused.code}}
+
+
+def _shortened(text: str) -> str:
+    """What was found may be all that was sent."""
+    left_out = len(text) - MOST_TOLD
+    if left_out <= 0:
+        return text
+    half = MOST_TOLD // 2
+    return f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
 
 
 def chat_answer(turn: Turn, sampling: Sampling, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """The HTTP endpoint that agents ask: ``/v1/models``, ``/v1/chat/completions``, ``/v1/completions``, ``/v1/sessions``.
 
 Invariant: a client can cost no more than its share: it has ``HEAD_S`` to ask something (and to ask again), ``BODY_S``
-to send a body of at most ``MOST_BYTES``, and at most ``CLIENTS`` are connected at a time. Every request needs the key
-of a session. Every error has the form of OpenAI's.
+to send a body of at most ``MOST_BYTES``, as it is (nothing is decompressed), ``READ_S`` to read on in what it is
+answered, and at most ``CLIENTS`` are connected at a time. What it does wrong is told to it, not to the log. Every
+request needs the key of a session. Every error has the form of OpenAI's (but what is no HTTP, which a plain 400 ends).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -30,12 +32,17 @@ from actors.env.agents.session import Session, beside_the_loop
 from actors.env.tokenizers import Tokenizer
 
 log = logging.getLogger(__name__)
+http_log = logging.getLogger(f"{__name__}.http")
+http_log.setLevel(logging.CRITICAL)  # the library's, which tells of each client that is no HTTP or breaks off
 
 HEAD_S = 30.0
 BODY_S = 30.0
+READ_S = 30.0
 MOST_BYTES = 16 * 1024 * 1024
 CLIENTS = 4096
 STOP_S = 2.0
+BODY_LEFT = (408, 413, 415)
+"""Answers that come before all of a body."""
 SESSIONS = "/v1/sessions"
 BACKLOG = 1024
 BYTES_OF_GUEST = 128
@@ -53,7 +60,9 @@ class HttpEndpoint:
         """See ``actors.env.agents.play.Endpoint``."""
         settings = sessions.settings
         answering = _Answering(sessions)
-        http = web.Server(answering.answer, access_log=None, keepalive_timeout=HEAD_S)
+        http = web.Server(
+            answering.answer, access_log=None, logger=http_log, keepalive_timeout=HEAD_S, auto_decompress=False
+        )
         self._runner = web.ServerRunner(http, shutdown_timeout=STOP_S)
         await self._runner.setup()
 
@@ -72,6 +81,8 @@ class HttpEndpoint:
             return client
 
         self._server = await loop.create_server(connected, settings.host, settings.port, backlog=BACKLOG)
+        for listening in self._server.sockets:  # and what it accepts
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READ_S * 1000))
         host, port = self._server.sockets[0].getsockname()[:2]
         if host in ("0.0.0.0", "::"):
             host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # agents run on this host
@@ -119,8 +130,12 @@ class _Answering:
         try:
             return await self._answer(request)
         except Refused as refused:
-            headers = {"Connection": "close"} if refused.status in (408, 413) else {}
-            return _json(error_body(refused), refused.status, headers)
+            answer = refused
+        except Exception:  # a fault of ours must cost one request, and say so
+            log.exception("%s %s failed", request.method, request.path)
+            answer = Refused(500, "the endpoint failed; its log says how", code="internal_error")
+        headers = {"Connection": "close"} if answer.status in BODY_LEFT else {}
+        return _json(error_body(answer), answer.status, headers)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
@@ -204,11 +219,19 @@ def _key(request: web.BaseRequest) -> str:
 
 async def _body(request: web.BaseRequest) -> bytes:
     """Raises ``Refused``."""
+    packed = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if packed != "identity":
+        raise Refused(415, f"expected a body without Content-Encoding, found {packed}", code="unsupported_encoding")
     try:
         async with asyncio.timeout(BODY_S):
+            if request.headers.get("Expect", "").strip().lower() == "100-continue":
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                request.writer.output_size = 0
             return await _limited(request)
     except TimeoutError:
         raise Refused(408, f"the body has not arrived within {BODY_S:g} s", code="request_timeout") from None
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise Refused(400, f"the body broke off: {error}", code="invalid_body") from None
 
 
 async def _limited(request: web.BaseRequest) -> bytes:
