@@ -14,6 +14,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 
+from actors.trainer.backends.megatron_attention import CausalAttention
 from actors.trainer.backends.megatron_convert import Shape
 
 
@@ -22,7 +23,7 @@ def build_gpt(shape: Shape, ranks: int, dtype: torch.dtype, seed: int) -> torch.
     model_parallel_cuda_manual_seed(seed)
     model: torch.nn.Module = GPTModel(
         config=_config(shape, ranks, dtype),
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=shape.query_key_norm, normalization="RMSNorm"),
+        transformer_layer_spec=_layer_spec(shape),
         vocab_size=shape.padded_vocabulary(ranks),
         max_sequence_length=shape.positions,
         share_embeddings_and_output_weights=shape.tied,
@@ -30,6 +31,12 @@ def build_gpt(shape: Shape, ranks: int, dtype: torch.dtype, seed: int) -> torch.
         rotary_base=shape.rotary_base,
     )
     return model
+
+
+def _layer_spec(shape: Shape) -> Any:
+    spec: Any = get_gpt_layer_local_spec(qk_layernorm=shape.query_key_norm, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = CausalAttention
+    return spec
 
 
 def gather_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
