@@ -138,8 +138,9 @@ def _name(pid: int) -> str:
         for word in words:
             if word.startswith(b'{"name"'):
                 return str(json.loads(word)["name"])
-        if b"-m" in words[:-1]:
-            return words[words.index(b"-m") + 1].decode().rpartition(".")[2]
+        for before, word in itertools.pairwise(words):
+            if before == b"-m" or before.endswith(b"/launch.py"):
+                return word.decode().rpartition(".")[2]
     return f"process {pid}"
 
 

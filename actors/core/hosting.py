@@ -24,7 +24,6 @@ import msgspec
 
 from actors.core.logs import configure_logging
 from actors.core.node import Node
-from actors.core.process import die_with_parent
 from actors.core.ref import Ref
 from bus.message import NodeAddress
 from bus.security import ClusterKey, read_key
@@ -102,7 +101,6 @@ def read_settings(spec: ChildSpec, type_: type[S]) -> S:
 
 def run_child(work: Callable[[ChildContext], Awaitable[Finish]]) -> NoReturn:
     """``work`` sets up actors and returns what to await at the end. Ends the process."""
-    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.argv[1], type=ChildSpec)
     configure_logging(spec.name, Path(spec.log_directory), job=spec.job)

@@ -1,40 +1,28 @@
 """Child processes of a node: started, watched, and never outlived by accident.
 
-Invariant: a child dies with its parent, even one killed with -9 (``PR_SET_PDEATHSIG``, set by the child itself before
-anything else), what it started dies with it, and a child's death is reported exactly once, with its exit status and
-the end of its log.
+Invariant: a child dies with its parent, even one killed with -9 (``actors.core.launch``), what it started dies with it,
+and a child's death is reported exactly once, with its exit status and the end of its log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from actors.core import launch
 
 log = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
 STOP_GRACE_S = 3.0
 LAST_WORDS_BYTES = 4096
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """Where the packages of this project lie; children import from the same place."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; for children, as their first act. Linux only:
-    elsewhere a child notices its parent's silence."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    expected = os.environ.get("ROLLART_PARENT")
-    if expected is not None and int(expected) != os.getppid():  # it died before the call above
-        os._exit(1)
 
 
 class Child:
@@ -124,6 +112,12 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
 
 
+def child_words(module: str, arguments: Sequence[str]) -> list[str]:
+    """The command line of a child that runs a module, as ``python -m`` would, and is bound to this process from its
+    first moment. It imports as ``child_environment`` says, not from the working directory."""
+    return [sys.executable, "-P", launch.__file__, module, *arguments]
+
+
 _bind: Callable[[str, int], None] | None = None
 
 
@@ -137,18 +131,13 @@ def bind_children(bind: Callable[[str, int], None] | None) -> None:
 async def start_child(
     name: str, module: str, arguments: list[str], *, log_path: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
-    """Run ``python -m module arguments`` as a child in a session of its own (a terminal's Ctrl-C does not reach it).
-    It imports from where this process does, not from the working directory. Raises ``OSError``."""
+    """Run a module as a child in a session of its own (a terminal's Ctrl-C does not reach it). Raises ``OSError``."""
     log_path.parent.mkdir(parents=True, exist_ok=True)
     settings = {**child_environment(), **(environment or {})}
     with log_path.open("ab") as output:
         log_start = output.tell()
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            *arguments,
+            *child_words(module, arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

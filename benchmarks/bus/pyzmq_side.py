@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from actors.core.process import die_with_parent
+from actors.core.launch import die_with_parent
 from benchmarks.bus.common import ANSWER_TIMEOUT_S, BURST, WINDOW, Count, Sample, answer, tensor
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from actors.core.process import die_with_parent
+from actors.core.launch import die_with_parent
 from actors.policy import Qwen3Shape, write_config
 from actors.proxy.engines import make_engine
 from actors.proxy.engines.protocol import Completion, Engine, EngineLimits, GenerateRequest

@@ -30,7 +30,7 @@ import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
 from actors.core.hosting import ChildSpec
-from actors.core.process import die_with_parent
+from actors.core.launch import die_with_parent
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.fleet import EngineFleet
 from actors.proxy.messages import (

@@ -12,23 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from actors.core.process import PR_SET_PDEATHSIG, child_environment
+from actors.core.process import child_environment, child_words
 from coordinator.observe.report import write_report
 from coordinator.observe.rundir import RunDirectory
 
 END_TIMEOUT_S = 5.0
-
-_BEGIN = f"""
-import ctypes, os, runpy, signal, sys
-if sys.platform.startswith("linux"):
-    ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)
-    if os.getppid() != int(os.environ["ROLLART_PARENT"]):
-        os._exit(1)
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
-"""As ``actors.core.process.die_with_parent``, but before anything is imported: what a report takes to be written may be
-loaded for seconds on a busy machine, which is how long a parent that is killed would leave it behind."""
-
 
 MODULE = "coordinator.observe.reporting"
 
@@ -52,7 +40,7 @@ class ReportWriter:
             return
         with (self._run.logs / "report.out").open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BEGIN, MODULE, str(self._run.path)],
+                child_words(MODULE, [str(self._run.path)]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

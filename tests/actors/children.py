@@ -18,8 +18,9 @@ import numpy as np
 
 from actors.core import Actor, handler
 from actors.core.hosting import ChildContext, Finish, read_settings, run_child
+from actors.core.launch import die_with_parent
 from actors.core.pool import MemberReady, Welcome
-from actors.core.process import die_with_parent, start_child
+from actors.core.process import start_child
 from tests.actors.support import Add, Array, Count, Total
 
 
@@ -145,9 +146,11 @@ def main() -> int:
 
 async def _parent(child_file: str, how: str) -> None:
     """Starts a child, then waits."""
-    arguments = ["sleep", child_file]
-    await start_child("child", "tests.actors.children", arguments, log_path=Path(child_file + ".log"))
-    if how == "wait":
+    module, arguments = "tests.actors.children", ["sleep", child_file]
+    if how == "wait for an import":
+        module, arguments = "tests.actors.slow_import", [child_file]
+    await start_child("child", module, arguments, log_path=Path(child_file + ".log"))
+    if how.startswith("wait"):
         await asyncio.Event().wait()
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from actors.core import Actor, Node, handler
-from actors.core.process import die_with_parent
+from actors.core.launch import die_with_parent
 from bus.objects import Object
 from tests.actors.children import write
 

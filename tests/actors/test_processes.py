@@ -144,6 +144,17 @@ async def test_a_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
     await until(lambda: not alive(orphan))
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+async def test_a_child_that_still_imports_dies_with_a_killed_parent(tmp_path: Path, *, stopped: bool) -> None:
+    with start_parent(tmp_path / "pid", "wait for an import") as parent:
+        orphan = await pid_in(tmp_path / "pid")
+        if stopped:
+            os.kill(orphan, signal.SIGSTOP)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(20)
+    await until(lambda: not alive(orphan))
+
+
 async def test_a_child_whose_parent_was_gone_before_it_could_ask_to_die_with_it_ends_by_itself(tmp_path: Path) -> None:
     """The parent ends at once; its child finds another one in its place."""
     settings = {**os.environ, "ROLLART_PARENT": "1", "PYTHONPATH": str(PACKAGE_ROOT)}

@@ -22,7 +22,7 @@ import msgspec
 
 import bus.asking
 from actors.core import Node
-from actors.core.process import die_with_parent
+from actors.core.launch import die_with_parent
 from bus.answering import Answering
 from bus.message import NodeAddress
 from tests.bus import plans

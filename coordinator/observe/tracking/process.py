@@ -17,7 +17,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from actors.core.process import die_with_parent
 from coordinator.observe.tracking.protocol import Answer, Backend, End, Log, Sitting
 
 BACKENDS = {
@@ -30,7 +29,6 @@ MOST_ERROR = 500
 
 
 def main(name: str) -> int:
-    die_with_parent()
     with _taken_input() as orders, _taken_output() as answers:
         return serve(name, orders, answers)
 

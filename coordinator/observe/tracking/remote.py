@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import IO
 
 import msgspec
 
-from actors.core.process import PACKAGE_ROOT
+from actors.core.process import child_environment, child_words
 from coordinator.observe.records import EvalRecord, ImitationRecord, StepRecord
 from coordinator.observe.tracking.protocol import Answer, End, Log, Sitting
 from coordinator.observe.values import evaluation_values, imitation_values, step_values
@@ -220,16 +219,14 @@ class RemoteTracker:
 
 def _start(name: str, log_path: Path) -> subprocess.Popen[bytes]:
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    roots = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(roots), "ROLLART_PARENT": str(os.getpid())}
     with log_path.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "coordinator.observe.tracking.process", name],
+            child_words("coordinator.observe.tracking.process", [name]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
             bufsize=0,
-            env=environment,
+            env=child_environment(),
             start_new_session=True,
         )
 
