@@ -6,7 +6,6 @@ coordinator, so the order of starting does not matter.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
@@ -38,7 +37,6 @@ from actors.trainer.batches import BatchFiles
 from actors.trainer.store import TrajectoryStore
 from actors.trainer.trainer import BUFFER_FILE, Trainer
 from actors.weightsync.sync import WeightSync
-from bus.message import BusError
 from coordinator.allegiance import Allegiance
 from coordinator.dumping import manifest_of
 from coordinator.job import Job, declared_classes
@@ -46,6 +44,7 @@ from coordinator.messages import Announce, Announced, Find, Found, Role, RoleFai
 from coordinator.proxies import ProxyNews
 from coordinator.resources.mapper import known_costs
 from coordinator.resources.resolve import Place, Placement, number, policy_facts
+from coordinator.serving import Serving
 from hwprobe.offers import gpu_share
 
 log = logging.getLogger(__name__)
@@ -216,7 +215,11 @@ async def start_proxy(context: RoleContext) -> None:
         specs[spec.name] = (spec, context.environment(place), place.hardware_class)
     classes = {name: class_ for name, (_, _, class_) in specs.items()}
     costs = known_costs(context.run_directory, context.policy_directory, job.policy.dtype, classes.values())
-    serving = _Serving(context)
+
+    async def announce(ref: Ref, places: dict[str, int]) -> None:
+        await context.announce("proxy", ref, serving=places, retries=SERVING_RETRIES)
+
+    serving = Serving(context.node, announce)
     proxy = LLMProxy(
         classes,
         declared_classes(job),
@@ -237,41 +240,10 @@ async def start_proxy(context: RoleContext) -> None:
     )
     ref = await context.node.spawn(lambda: proxy, "proxy", restarts=0)
     await proxy.fleet.start()
-    await serving.begin(ref)
+    await context.announce("proxy", ref)
+    serving.begin(ref)
     proxy.introduce(await context.find("weightsync"))
     context.on_moved("weightsync", proxy.introduce)
-
-
-class _Serving:
-    """Says of a proxy that it is there, and then how many places it serves, whenever that changes: the newest word
-    arrives, sooner or later."""
-
-    def __init__(self, context: RoleContext) -> None:
-        self._context = context
-        self._ref: Ref | None = None
-        self._places: dict[str, int] = {}
-        self._telling: asyncio.Task[None] | None = None
-
-    async def begin(self, ref: Ref) -> None:
-        await self._context.announce("proxy", ref)
-        self._ref = ref
-        self.changed(self._places)
-
-    def changed(self, places: dict[str, int]) -> None:
-        self._places = places
-        if self._ref is not None and (self._telling is None or self._telling.done()):
-            self._telling = self._context.node.background(self._tell(self._ref))
-
-    async def _tell(self, ref: Ref) -> None:
-        said: dict[str, int] = {}
-        while said != self._places:
-            told = dict(self._places)
-            try:
-                await self._context.announce("proxy", ref, serving=told, retries=SERVING_RETRIES)
-                said = told
-            except BusError as error:  # who leads next is told by the allegiance
-                log.warning("the coordinator does not know that %s places serve here: %s", told, error)
-                return
 
 
 async def start_weightsync(context: RoleContext) -> None:
