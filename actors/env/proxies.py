@@ -42,7 +42,9 @@ class Proxies(Successive):
         super().__init__(patience_s=patience_s, late_s=late_s)
         self._affinity = affinity or {}
         self._members: dict[str, ServingProxy] = {}  # by the name of their node
-        self._rings: dict[str | None, Ring] = {}  # by the class that a task prefers
+        self._rings: dict[
+            str | None, tuple[dict[str, float], Ring]
+        ] = {}  # by the class that a task prefers; its weights
         self._with: dict[str, Ref] = {}  # trajectory -> its proxy
         self._moved: set[str] = set()  # trajectories that have been with another one before
         self._listeners: list[Listener] = []
@@ -57,7 +59,9 @@ class Proxies(Successive):
     def follow(self, found: ProxySet) -> None:
         """These from now on."""
         self._members = {member.ref.node.name: member for member in found.members}
-        self._rings.clear()
+        self._rings = {
+            of: (weights, ring) for of, (weights, ring) in self._rings.items() if weights == self._weights(of)
+        }
         self._followed.set()
         for listener in self._listeners:
             listener(found)
@@ -69,8 +73,8 @@ class Proxies(Successive):
     def _ring(self, preferred: str | None) -> Ring:
         if preferred not in self._rings:
             weights = self._weights(preferred)
-            self._rings[preferred] = Ring(list(weights), weights=weights)
-        return self._rings[preferred]
+            self._rings[preferred] = weights, Ring(list(weights), weights=weights)
+        return self._rings[preferred][1]
 
     def _weights(self, preferred: str | None) -> dict[str, float]:
         members = self._members

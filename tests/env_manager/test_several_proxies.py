@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from actors.core import Actor, Node, Ref, handler
+from actors.core.ring import Ring
 from actors.env.proxies import Proxies
 from actors.proxy.engines.protocol import Completion, EngineLimits
 from actors.proxy.messages import (
@@ -287,3 +288,21 @@ def test_every_env_host_places_alike() -> None:
 def test_while_none_serves_each_proxy_queues_its_share() -> None:
     shares = Counter(placed(Proxies(ProxySet([proxy("a"), proxy("b", CPU=0)]))))
     assert 0.8 * 1_000 < shares["a"] < 1.2 * 1_000
+
+
+def test_only_the_rings_of_classes_whose_places_have_changed_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[str]] = []
+
+    def ring(shards: list[str], **settings: Any) -> Ring:
+        made.append(shards)
+        return Ring(shards, **settings)
+
+    monkeypatch.setattr("actors.env.proxies.Ring", ring)
+    proxies = Proxies(ProxySet([proxy("a", H800=16), proxy("b", H20=48)]), affinity={"games": "H800", "math": "H20"})
+    for task in ("games", "math"):
+        assert list(placed(proxies, task))
+    assert made == [["a"], ["b"]]
+    proxies.follow(ProxySet([proxy("a", H800=16), proxy("b", H20=48), proxy("c", H20=16)]))
+    for task in ("games", "math"):
+        assert list(placed(proxies, task, since=3_000))
+    assert made == [["a"], ["b"], ["b", "c"]]

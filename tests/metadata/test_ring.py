@@ -100,3 +100,17 @@ def test_adding_a_shard_that_is_not_the_heaviest_moves_prefixes_to_it_alone() ->
 def test_a_shard_without_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="a weight above 0 for every shard of a ring, found none for b, c"):
         Ring(["a", "b", "c"], weights={"a": 1, "b": 0})
+
+
+def test_a_shard_s_points_are_computed_once_for_all_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    def counted(data: bytes = b"") -> object:
+        asked.append(data)
+        return blake2b(data)
+
+    monkeypatch.setattr("actors.core.ring.blake2b", counted)
+    Ring(["once-a", "once-b"], weights={"once-a": 1, "once-b": 2})
+    assert len(asked) == 2 * 1024 // 8
+    Ring(["once-b", "once-a"], weights={"once-a": 3, "once-b": 1})
+    assert len(asked) == 2 * 1024 // 8
