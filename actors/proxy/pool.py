@@ -86,9 +86,8 @@ class Pool:
     def serving(self) -> dict[str, int]:
         """Hardware class -> places of the engines that serve, or are to again in a moment, as in a swap."""
         found: Counter[str] = Counter()
-        for engine in self.engines.values():
-            if engine.state in ("serving", "suspended"):
-                found[engine.hardware_class] += engine.limits.max_sequences
+        for group in (*self.of("serving"), *self.of("suspended")):
+            found[group.hardware_class] += group.places
         return dict(found)
 
     @property
