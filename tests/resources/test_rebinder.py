@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
+from actors.core import Actor, Node, handler
+from actors.proxy.messages import Acknowledged, DescribeProxy, EngineState, Prefer, ProxyState
+from bus import virtual_time
+from bus.simulated import SimulatedNetwork
 from coordinator.engines import Engines
 from coordinator.resources.rebinder import Rebinder
 from coordinator.resources.rebinding import Marks
@@ -66,3 +71,68 @@ def test_where_all_engines_are_alike_nothing_moves_and_it_goes_on_looking() -> N
             running.cancel()
 
     run(story())
+
+
+class Described(Actor):
+    """A proxy with these engines, which takes orders."""
+
+    def __init__(self, *engines: EngineState) -> None:
+        self._engines = list(engines)
+        self.orders: list[tuple[str, str]] = []
+
+    @handler
+    async def describe(self, message: DescribeProxy) -> ProxyState:
+        return ProxyState(self._engines, 0, 0, {})
+
+    @handler
+    async def prefer(self, message: Prefer) -> Acknowledged:
+        self.orders.append((message.domain, message.hardware_class))
+        return Acknowledged()
+
+
+def _engine(hardware_class: str, **tasks: int) -> EngineState:
+    """Four places, and so many requests of tasks that prefer the H20."""
+    in_flight = sum(tasks.values())
+    return EngineState(f"e-{hardware_class}", "serving", hardware_class, 1, in_flight, 0, places=4, by_domain=tasks)
+
+
+def _looked_at(*proxies: Described) -> list[str]:
+    """What the rebinder says of these, p0 and p1, until it has ordered something once."""
+    said: list[str] = []
+
+    async def story() -> None:
+        network = SimulatedNetwork(seed=0)
+        async with AsyncExitStack() as opened:
+            names = ("control", "p0", "p1")
+            control, *nodes = [
+                await opened.enter_async_context(Node(name, transport=network.join(name))) for name in names
+            ]
+            refs = [
+                await node.spawn(lambda: proxy, "proxy", restarts=0)  # noqa: B023 (called at once)
+                for node, proxy in zip(nodes, proxies, strict=True)
+            ]
+            running = asyncio.create_task(
+                Rebinder(control, Engines(control, lambda: refs), DECLARED, say=said.append).run()
+            )
+            await asyncio.sleep(15.0)
+            running.cancel()
+
+    virtual_time.run(story())
+    return said
+
+
+def test_each_proxy_is_evened_out_by_itself() -> None:
+    full, calm = (
+        Described(_engine("H20", math=3, web=1), _engine("H800")),
+        Described(_engine("H20", math=1), _engine("H800")),
+    )
+    assert _looked_at(full, calm) == [
+        "web goes to H800 instead of H20 at p0: H20 is full (load 1.00), H800 is calm (load 0.00)"
+    ]
+    assert (full.orders, calm.orders) == ([("web", "H800")], [])
+
+
+def test_nothing_is_ordered_between_classes_of_different_proxies_where_it_would_do_nothing() -> None:
+    one, other = Described(_engine("H20", math=3, web=1)), Described(_engine("H800"))
+    assert _looked_at(one, other) == []
+    assert one.orders == other.orders == []
