@@ -46,7 +46,6 @@ from coordinator.messages import (
     HardwareChanged,
     HostList,
     Join,
-    Known,
     LetGo,
     Moved,
     Obeyed,
@@ -62,6 +61,7 @@ from coordinator.muster import host_of
 from coordinator.proxies import ProxyBook
 from coordinator.pulse import until_gone
 from coordinator.standbys import Standbys
+from coordinator.tidings import Tidings
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -69,8 +69,6 @@ log = logging.getLogger(__name__)
 JOIN_S = 60.0
 """How long a node that begins again may take to end what it has and to join. It starts its roles after that."""
 LET_GO_S = 10.0
-MOVED_S = 5.0
-"""Less than an actor waits for the answer to its announcement."""
 
 
 class Hands(Protocol):
@@ -127,6 +125,7 @@ class Roster:
         self._roles: dict[Role, asyncio.Future[Ref]] = {role: loop.create_future() for role in ROLES}
         self._vacant: set[Role] = set()  # that somebody had
         self.proxies = ProxyBook(epoch)
+        self.tidings = Tidings(hands, lambda: [join.node for join in self._others()])
         self._called_together = True
         self._came: asyncio.Event = asyncio.Event()  # a proxy
         self._followers: defaultdict[Role, list[Callable[[Ref], object]]] = defaultdict(list)
@@ -225,7 +224,7 @@ class Roster:
                 await self._tell_of_proxies()
         if message.role in self._vacant:
             if message.role != "proxy":
-                await self._tell_moved(Moved(message.role, message.ref))
+                await self.tidings.tell(Moved(message.role, message.ref))
             self._vacant.discard(message.role)
             for follow in self._followers[message.role]:
                 follow(message.ref)
@@ -261,17 +260,7 @@ class Roster:
         """Which ones there are now; not where there is none, as they are then to wait for the next one."""
         found = self.proxies.found
         if found.members and self._called_together:
-            await self._tell_moved(Moved("proxy", found.members[0].ref, found))
-
-    async def _tell_moved(self, message: Moved) -> None:
-        """Everybody who takes part talks to another actor from now on; who does not answer is watched anyway."""
-        others, node = [join.node for join in self._others()], self._hands.node
-        asked = (node.ask(Ref(other, MEMBER), message, Known, timeout_s=MOVED_S, retries=3) for other in others)
-        for other, answer in zip(others, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(answer, BusError):
-                log.warning("node %s does not know who is the %s now: %s", other.name, message.role, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
+            await self.tidings.tell(Moved("proxy", found.members[0].ref, found))
 
     async def miss_who_does_not_join(self) -> None:
         """Of those who were told to begin again: who is not here in time is lost, though nobody could watch it."""

@@ -121,3 +121,29 @@ def test_a_proxy_that_has_restarted_is_another_one() -> None:
         assert again.ref != before.ref
 
     town(scenario)
+
+
+def test_who_does_not_answer_for_a_while_hears_of_the_newest_proxies_later() -> None:
+    async def scenario(built: Town) -> None:
+        network = built.made.network
+        network.partition({"reward-1"}, {"control"})
+        await built.add("proxy-2", "proxy")
+        await built.add("proxy-3", "proxy")
+        assert known(built) == [["proxy-1", "proxy-2", "proxy-3"]] * 2 + [["proxy-1"]]
+        network.heal()
+        await asyncio.sleep(8.0)
+        assert known(built) == [["proxy-1", "proxy-2", "proxy-3"]] * 3
+
+    town(scenario)
+
+
+def test_who_is_lost_is_told_nothing_more() -> None:
+    async def scenario(built: Town) -> None:
+        await built.add("proxy-2", "proxy")
+        await built.parts["proxy-1"].serves(8)
+        await built.parts.pop("proxy-2").node.close()
+        await built.add("proxy-3", "proxy")
+        await asyncio.sleep(LOOKS_AFTER_S)
+        assert built.made.coordinator.roster.tidings.deaf == []
+
+    town(scenario)
