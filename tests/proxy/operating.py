@@ -29,6 +29,8 @@ from tests.proxy.gateway import GatewaySettings, Serving
 from tests.support.loops import until
 
 START_TIMEOUT_S = 180.0
+FIRST_WORDS_S = 60.0
+"""A process that was stopped before it said that it is there is silent from the start, and nobody watches it yet."""
 
 
 class Operator(Actor):
@@ -44,6 +46,7 @@ class Operator(Actor):
         self._order = itertools.count(1)
         self._members: dict[str, ServingProxy] = {}
         self._closing = False
+        self._starting: dict[str, asyncio.TimerHandle] = {}
         self.names = names
         self.children: dict[str, Child] = {}
         self.proxies = Proxies(patience_s=START_TIMEOUT_S, late_s=START_TIMEOUT_S)
@@ -52,6 +55,7 @@ class Operator(Actor):
     @handler
     async def serving(self, message: Serving) -> Acknowledged:
         name = message.proxy.node.name
+        self._started(name)
         known = self._members.get(name)
         if known is None or known.ref != message.proxy:
             self.node.watch(
@@ -74,9 +78,16 @@ class Operator(Actor):
         log = self._directory / f"{name}.out"
         text = msgspec.json.encode(spec).decode()
         child = self.children[name] = await start_child(name, "tests.proxy.gateway", [text], log_path=log)
+        self._starting[name] = self.node.loop.call_later(FIRST_WORDS_S, child.kill)
         self.node.background(child.watch(lambda reason: self._died(name, reason)))
 
+    def _started(self, name: str) -> None:
+        timer = self._starting.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
     def _died(self, name: str, reason: str) -> None:
+        self._started(name)
         member = self._members.pop(name, None)
         self.deaths[name] += 1
         self.node.unwatch(name)
