@@ -41,6 +41,15 @@ class Child:
     def running(self) -> bool:
         return self._process.returncode is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still by a signal (SIGSTOP); never known where there is no ``/proc``."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):  # it is gone
+            return False
+        return state == "T"
+
     async def watch(self, on_death: Callable[[str], None]) -> None:
         """Wait for its end (as long as it lives) and report one that nobody asked for."""
         status = await self._process.wait()

@@ -1,8 +1,8 @@
 """The engine processes of one proxy: started, watched, restarted once each on their device, then removed.
 
 An engine is dead when its process ended, when it gave no sign of life for ``silence_s``, when it was not ready within
-``START_TIMEOUT_S``, or when the proxy has given it up because it gets nowhere (``actors.proxy.engines.progress``). A
-stopped or hung process is killed first, so that two of one name never run.
+``START_TIMEOUT_S`` or stands still before that, or when the proxy has given it up because it gets nowhere
+(``actors.proxy.engines.progress``). A stopped or hung process is killed first, so that two of one name never run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -91,10 +92,20 @@ class EngineFleet:
         if self._stopping or name in self._retired:  # meanwhile
             await child.stop()
             return
-        late = f"not ready within {START_TIMEOUT_S:g} s"
-        loop = asyncio.get_running_loop()
-        self._starting[name] = loop.call_later(START_TIMEOUT_S, self._kill, name, late)
+        self._await_ready(name, asyncio.get_running_loop().time() + START_TIMEOUT_S)
         self._node.background(child.watch(lambda reason: self._on_death(name, reason)))
+
+    def _await_ready(self, name: str, until: float, *, stood_still: bool = False) -> None:
+        """An engine that builds its model gives no sign of life; one that was stopped meanwhile never would."""
+        loop = asyncio.get_running_loop()
+        left_s, stands_still = until - loop.time(), self._children[name].stopped
+        if left_s <= 0:
+            self._kill(name, f"not ready within {START_TIMEOUT_S:g} s")
+        elif stood_still and stands_still:
+            self._kill(name, f"stopped while it started, for {self._silence_s:g} s")
+        else:
+            look = partial(self._await_ready, name, until, stood_still=stands_still)
+            self._starting[name] = loop.call_later(min(left_s, self._silence_s), look)
 
     def ready(self, name: str, address: NodeAddress) -> None:
         """The engine has reported in: watch for its heartbeats from now on."""

@@ -128,6 +128,16 @@ async def test_what_a_child_started_dies_with_it(tmp_path: Path, how: str) -> No
         await until(lambda: not alive(grandchild))
 
 
+async def test_a_child_that_was_stopped_is_known_to_stand_still(tmp_path: Path) -> None:
+    async with child(tmp_path, "sleep", str(tmp_path / "pid")) as started:
+        await pid_in(tmp_path / "pid")
+        assert not started.stopped
+        os.kill(started.pid, signal.SIGSTOP)
+        await until(lambda: started.stopped)
+        os.kill(started.pid, signal.SIGCONT)
+        await until(lambda: not started.stopped)
+
+
 # ---- the parent's end ------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from actors.core.hosting import ChildSpec
 from actors.core.restarts import Restarts
 from actors.proxy import fleet as fleet_module
 from actors.proxy.engines.progress import Effort
-from actors.proxy.fleet import RESTARTS, EngineFleet
+from actors.proxy.fleet import RESTARTS, SILENCE_S, EngineFleet
 from tests.support.loops import run, until
 
 
@@ -26,6 +26,7 @@ class Process:
         self.ended = asyncio.Event()
         self.reason = ""
         self.stopping = False
+        self.stopped = False
 
     async def watch(self, on_death: Callable[[str], None]) -> None:
         await self.ended.wait()
@@ -74,11 +75,13 @@ class World:
 
 
 @asynccontextmanager
-async def world(path: Path, patch: pytest.MonkeyPatch, restarts: Restarts = RESTARTS) -> AsyncIterator[World]:
+async def world(
+    path: Path, patch: pytest.MonkeyPatch, restarts: Restarts = RESTARTS, silence_s: float = SILENCE_S
+) -> AsyncIterator[World]:
     async with Node("control") as node:
         owner = Owner()
         spec = ChildSpec("e0", "job", node.address, str(path), {})
-        made = World(node, EngineFleet(node, {"e0": (spec, {})}, owner, restarts=restarts), owner)
+        made = World(node, EngineFleet(node, {"e0": (spec, {})}, owner, restarts=restarts, silence_s=silence_s), owner)
         patch.setattr(fleet_module, "start_child", made.start_child)
         await made.fleet.start()
         try:
@@ -108,6 +111,20 @@ def test_an_engine_that_is_not_ready_in_time_is_killed(tmp_path: Path, monkeypat
         async with world(tmp_path, monkeypatch) as made:
             await until(lambda: made.owner.deaths)
             assert made.owner.deaths[0] == ("e0", "not ready within 0.02 s; killed", True)
+
+    run(test())
+
+
+def test_an_engine_that_stands_still_while_it_starts_is_killed_before_its_time_to_start_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with world(tmp_path, monkeypatch, silence_s=0.02) as made:
+            await asyncio.sleep(0.1)
+            assert made.owner.deaths == [], "it starts"
+            made.processes[0].stopped = True
+            await until(lambda: made.owner.deaths)
+            assert made.owner.deaths == [("e0", "stopped while it started, for 0.02 s; killed", True)]
 
     run(test())
 
