@@ -327,8 +327,9 @@ class LLMProxy(Actor):
             if engine.host is not None:
                 self.node.tell(weightsync, EngineJoined(engine.name, engine.host, self.ref))
 
-    def engine_died(self, name: str, reason: str, *, restarting: bool) -> None:
-        """Called by the fleet: give the engine's requests to others, or keep them until one serves."""
+    def engine_died(self, name: str, reason: str, *, restarting: bool, ordered: bool = False) -> None:
+        """Called by the fleet: give the engine's requests to others, or keep them until one serves. One that went by
+        ``ordered`` removal did not die of its requests."""
         engine = self._engines[name]
         if engine.state == "removed":
             return
@@ -341,11 +342,12 @@ class LLMProxy(Actor):
         self._tell_serving()
         if self._weightsync is not None:
             self.node.tell(self._weightsync, EngineLeft(name, reason))
-        self._move_requests(engine, f"engine {name}: {reason}")
+        self._move_requests(engine, f"engine {name}: {reason}", counted=not ordered)
         if self._pool.none_left:  # what waits is asked of another proxy, or the sitting ends
             self._failed(NoEngineLeft(f"no engine is left; the last, {name}: {reason}"))
 
-    def _move_requests(self, engine: EngineEntry, reason: str) -> None:
+    def _move_requests(self, engine: EngineEntry, reason: str, *, counted: bool) -> None:
+        """``counted``: among those after which a request is given up."""
         moving = engine.take_all()
         # A trajectory may have several: the engine tells of an answer later than the trajectory's next request comes.
         running = {add.request.trajectory for add in moving.values()} & self._prefixes.holder.keys()
@@ -354,7 +356,7 @@ class LLMProxy(Actor):
                 self._prefixes.lost(trajectory)
         for id_, add in moving.items():
             del self._where[id_]
-            self._moves[id_] += 1
+            self._moves[id_] += counted
             if add.request.trajectory not in running:
                 self.fail(add, f"its trajectory has ended, and {reason}")
             elif self._moves[id_] > MAX_MOVES:
@@ -373,7 +375,7 @@ class LLMProxy(Actor):
     async def remove(self, message: Remove) -> Acknowledged:
         by_name(self._engines, message.engine)  # it is one
         log.error("engine %s is taken out of routing: %s", message.engine, message.reason)
-        self.engine_died(message.engine, message.reason, restarting=False)
+        self.engine_died(message.engine, message.reason, restarting=False, ordered=True)
         await self.fleet.retire(message.engine)
         return Acknowledged()
 

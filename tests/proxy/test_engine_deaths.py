@@ -76,6 +76,27 @@ def test_a_request_that_was_moved_too_often_fails_with_the_reason() -> None:
     run(test())
 
 
+def test_engines_that_are_removed_by_order_are_not_held_against_their_requests() -> None:
+    async def test() -> None:
+        names = [f"e{index}" for index in range(MAX_MOVES + 3)]
+        async with world(names) as made:
+            hosts = {name: await made.serve(name) for name in names}
+            await made.add("t/0")
+            for _ in range(MAX_MOVES + 1):
+                order = Remove(made.proxy._where["t/0"], "it is needed elsewhere")
+                await made.node.ask(made.proxy.ref, order, Acknowledged, timeout_s=5)
+            die(made, made.proxy._where["t/0"], restarting=True)
+            last = hosts[made.proxy._where["t/0"]]
+            await until(lambda: "t/0" in last.held)
+            assert made.asker.failed == []
+            assert "t/0" in made.proxy._moves
+            last.answer("t/0")
+            await until(lambda: made.asker.finished)
+            await until(lambda: not made.proxy._moves)
+
+    run(test())
+
+
 def test_when_no_engine_is_left_the_run_is_told_and_nothing_fails_that_another_proxy_can_do() -> None:
     async def test() -> None:
         async with world(["e0", "e1"]) as made:
