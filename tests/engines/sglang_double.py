@@ -42,13 +42,17 @@ DEFAULTS = {
 class SglangDouble:
     """``original_logprobs``: told before temperature, as with ``SGLANG_RETURN_ORIGINAL_LOGPROB``; ``incremental``:
     events have new tokens alone; ``ignores_weights``: says that it has taken them, and computes with the old ones;
-    ``preferred``: for sampling parameters that a request leaves out, as with ``--preferred-sampling-params``."""
+    ``instead``: said in place of a stream's events; ``refuses``: requests whose prompt begins so, by a status or by an
+    event in its place; ``preferred``: for sampling parameters that a request leaves out, as with
+    ``--preferred-sampling-params``."""
 
     def __init__(self, policy_dir: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(policy_dir)).float().eval()
         self.original_logprobs = False
         self.incremental = False
         self.ignores_weights = False
+        self.instead: bytes | None = None
+        self.refuses: dict[int, int | dict[str, Any]] = {}
         self.preferred: dict[str, float] = {}
         self.refuses_weights = False
         self.weight_version = "default"
@@ -133,6 +137,7 @@ class SglangDouble:
 
     def update(self, body: dict[str, Any]) -> dict[str, Any]:
         self.seen_while_loading.append(self.running)
+        self.gate.wait(10.0)
         if self.refuses_weights:
             return {"success": False, "message": "no such architecture", "num_paused_requests": 0}
         weights = load_file(Path(body["model_path"]) / "model.safetensors")
@@ -166,15 +171,19 @@ def _handler(double: SglangDouble) -> type[BaseHTTPRequestHandler]:
             else:
                 self._answer(list(double.generate(body))[-1])
 
-        def _answer(self, content: dict[str, Any]) -> None:
+        def _answer(self, content: dict[str, Any], status: int = 200) -> None:
             data = json.dumps(content).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
 
         def _stream(self, body: dict[str, Any]) -> None:
+            refusal = double.refuses.get(body["input_ids"][0])
+            if isinstance(refusal, int):
+                self._answer({"message": "no such request"}, refusal)
+                return
             self.close_connection = True
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
@@ -182,7 +191,10 @@ def _handler(double: SglangDouble) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             double.running += 1
             try:
-                for event in double.generate(body):
+                if double.instead is not None:
+                    self.wfile.write(b"data: " + double.instead + b"\n\n")
+                    return
+                for event in double.generate(body) if refusal is None else [refusal]:
                     self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                     self.wfile.flush()
                     time.sleep(0.001)

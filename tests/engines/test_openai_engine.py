@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.torch import save_file
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from actors.proxy.engines import make_engine
 from actors.proxy.engines.http_server import Server, ServerError
 from actors.proxy.engines.openai_engine import WeightsAreFixed
-from actors.proxy.engines.protocol import Engine, EngineRefusal
+from actors.proxy.engines.protocol import Engine, EngineRefusal, LateRefusal
 from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, Reference, finish, prompt, spelled, write_tiny_policy
 from tests.engines.rigs import ALLOWED, TOLERANCE, generate
 
@@ -198,6 +199,23 @@ def test_other_weights_than_the_servers_show_in_the_canary_and_no_second_version
 def test_what_can_never_run_is_refused_before_the_server_is_asked(engine: Engine) -> None:
     with pytest.raises(EngineRefusal, match="make 97, but this engine holds 96"):
         engine.add(generate("r", prompt(90), 7))
+
+
+def test_a_request_that_the_server_refuses_is_refused_by_name_and_the_others_go_on(
+    engine: Engine, policy: tuple[Path, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the server was started anew, for shorter sequences than its engine knows of."""
+    monkeypatch.setattr(engine, "limits", msgspec.structs.replace(engine.limits, max_model_len=2 * MAX_MODEL_LEN))
+    engine.add(generate("good", prompt(9, 1), 80, temperature=0.0))
+    engine.add(generate("bad", prompt(90), 20))
+    with pytest.raises(LateRefusal, match=r"request bad: .*/completions: status 400: .*97 .*tokens"):
+        _step_until_refused(engine)
+    assert finish(engine)["good"].tokens.tolist() == policy[1].greedy(0, prompt(9, 1), 80)
+
+
+def _step_until_refused(engine: Engine) -> None:
+    while engine.unfinished():
+        engine.step()
 
 
 def test_a_server_that_tells_other_logprobs_is_not_used(policy: tuple[Path, Reference], tmp_path: Path) -> None:

@@ -3,17 +3,20 @@ What it samples and says is compared with transformers on the weights that the e
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from actors.proxy.engines import make_engine
-from actors.proxy.engines.http_server import ServerError
-from actors.proxy.engines.protocol import Engine, EngineRefusal
+from actors.proxy.engines.http_server import ServerError, Stream
+from actors.proxy.engines.protocol import Engine, EngineRefusal, LateRefusal
+from actors.proxy.engines.served_engine import ServedEngine
 from actors.weightsync.manifest import digest
 from tests.engines.reference import MAX_MODEL_LEN, MAX_SEQUENCES, Reference, finish, prompt, spelled, write_tiny_policy
 from tests.engines.rigs import TOLERANCE, generate
@@ -26,11 +29,12 @@ class Served:
         self.url = url
         self.double = double
         self.reference = reference
+        self.answered: list[str] = []
         self.engine = self.make()
         self.engine.load_weights(0, reference.weights(0))
 
-    def make(self) -> Engine:
-        return make_engine(
+    def make(self) -> ServedEngine:
+        made: Engine = make_engine(
             "sglang",
             self.policy_dir,
             url=self.url,
@@ -39,6 +43,17 @@ class Served:
             seed=11,
             texts=spelled,
         )
+        assert isinstance(made, ServedEngine)
+        return made
+
+    def hold_up(self, for_s: float) -> None:
+        """Neither tokens nor weights for so long."""
+        self.double.gate.clear()
+        threading.Timer(for_s, self.double.gate.set).start()
+
+    def step_until_refused(self) -> None:
+        while self.engine.unfinished():
+            self.answered += [answer.request_id for answer in self.engine.step()]
 
     def step_until(self, request_id: str, tokens: int) -> None:
         """The request has at least so many tokens, and goes on."""
@@ -209,3 +224,125 @@ def test_a_server_that_is_gone_ends_the_engine_by_name(reference: tuple[Path, Re
         finish(made.engine)
     with pytest.raises(ServerError, match="ConnectionRefusedError"):
         made.make()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"5",
+        b'{"meta_info": {"completion_tokens": "many"}}',
+        b'{"meta_info": {"completion_tokens": 1, "output_token_logprobs": [5]}}',
+        b'{"meta_info": {"completion_tokens": 1, "finish_reason": 7}}',
+        b"[DONE]",
+    ],
+)
+def test_an_answer_that_cannot_be_read_or_ends_early_ends_the_engine_by_name(served: Served, event: bytes) -> None:
+    served.double.instead = event
+    served.engine.add(generate("r", prompt(6, 1), 3))
+    with pytest.raises(ServerError, match=r"request r: (cannot be read: |the answer ended before the request)"):
+        finish(served.engine, limit=100)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (400, "status 400"),
+        (422, "status 422"),
+        ({"error": {"message": "too long for me"}}, "too long for me"),
+        ({"error": {"message": "too long for me", "code": 400}}, "too long for me"),
+        (
+            {
+                "meta_info": {
+                    "completion_tokens": 0,
+                    "finish_reason": {"type": "abort", "message": "not with me", "status_code": 400},
+                }
+            },
+            "not with me",
+        ),
+    ],
+)
+def test_a_request_that_the_server_refuses_is_refused_by_name_and_the_others_go_on(
+    served: Served, refusal: int | dict[str, Any], words: str
+) -> None:
+    bad, good = prompt(6, 1), prompt(6, 2)
+    assert bad[0] != good[0]
+    served.double.refuses = {int(bad[0]): refusal}
+    served.engine.add(generate("good", good, 5))
+    served.engine.add(generate("bad", bad, 5))
+    with pytest.raises(LateRefusal, match=f"request bad: .*{words}") as refused:
+        served.step_until_refused()
+    assert refused.value.request_id == "bad"
+    assert [*served.answered, *finish(served.engine)] == ["good"]
+    assert served.engine.abort("bad") is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"error": {"message": "out of memory", "code": 500}},
+        {
+            "meta_info": {
+                "completion_tokens": 0,
+                "finish_reason": {"type": "abort", "message": "out of memory", "status_code": 503},
+            }
+        },
+    ],
+)
+def test_an_error_that_is_not_of_the_request_ends_the_engine(served: Served, event: dict[str, Any]) -> None:
+    served.double.refuses = {int(prompt(6, 1)[0]): event}
+    served.engine.add(generate("r", prompt(6, 1), 5))
+    with pytest.raises(ServerError, match="out of memory"):
+        finish(served.engine)
+
+
+def test_a_status_that_meets_every_request_ends_the_engine(served: Served) -> None:
+    served.double.refuses = {int(prompt(6, 1)[0]): 401}
+    served.engine.add(generate("r", prompt(6, 1), 5))
+    with pytest.raises(ServerError, match="status 401"):
+        finish(served.engine)
+
+
+def test_what_may_take_long_is_waited_for_longer_than_an_answer(served: Served) -> None:
+    served.engine.server.silence_s = 0.3
+    served.engine.add(generate("r", prompt(6, 1), 80))
+    served.step_until("r", 2)
+    served.hold_up(0.8)
+    assert len(finish(served.engine)["r"].tokens) == 80
+    served.hold_up(0.8)
+    served.engine.load_weights(1, served.reference.weights(1))
+    assert served.double.weight_version == "1"
+
+
+def test_an_answer_that_is_opened_late_does_not_take_the_place_of_a_newer_one(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer one is closed when its request is aborted."""
+    opened: list[Stream] = []
+    closed: list[Stream] = []
+    asked, late = threading.Event(), threading.Event()
+    open_stream, close_stream = served.engine.open, Stream.close
+
+    def open_slowly(*arguments: Any) -> Stream:
+        if not asked.is_set():
+            asked.set()
+            late.wait(10.0)
+        opened.append(open_stream(*arguments))
+        return opened[-1]
+
+    def close(stream: Stream) -> None:
+        close_stream(stream)
+        closed.append(stream)
+
+    monkeypatch.setattr(served.engine, "open", open_slowly)
+    monkeypatch.setattr(Stream, "close", close)
+    served.engine.add(generate("r", prompt(6, 1), 80))
+    served.engine.step()
+    assert asked.wait(10.0)
+    served.engine.load_weights(1, served.reference.weights(1))
+    served.step_until("r", 1)
+    late.set()
+    deadline = time.monotonic() + 10
+    while (len(opened) < 2 or opened[1] not in closed) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    served.engine.abort("r")
+    assert opened[0] in closed

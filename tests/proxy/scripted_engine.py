@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, EngineRefusal, GenerateRequest
+from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, EngineRefusal, GenerateRequest, LateRefusal
 from actors.proxy.engines.work import WorkMeter
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class ScriptedEngine:
         self.score_gate.set()
         self.version = -1
         self.fails: str = ""  # name of the method that raises
+        self.refuses_late: set[str] = set()  # requests that the next step refuses
         self.counts = False  # whether it counts what it computes
         self.closed = False
         self._left: dict[str, list[int]] = {}  # request -> versions of its tokens so far
@@ -68,6 +69,9 @@ class ScriptedEngine:
         self.in_step.set()
         self.gate.wait(HOLD_S)
         self.in_step.clear()
+        for id_ in self.refuses_late & self._left.keys():
+            del self._left[id_]
+            raise LateRefusal(id_, "not by this server")
         done = []
         if self.counts:
             self.work.decoded(len(self._left), 0)

@@ -68,6 +68,21 @@ def test_a_request_that_can_never_run_is_answered_with_the_reason() -> None:
     run(test())
 
 
+def test_a_request_that_is_refused_only_by_a_step_is_answered_with_the_reason() -> None:
+    async def test() -> None:
+        async with world() as made:
+            await made.begin()
+            made.engine.refuses_late = {"r"}
+            made.add("r", tokens=3)
+            made.add("other", tokens=2)
+            await until(lambda: made.peer.failed and made.peer.finished)
+            assert made.peer.failed == [("r", "refused by engine e0: request r: not by this server")]
+            await until(lambda: sorted(made.peer.served) == ["other", "r"])
+            assert made.failures == []
+
+    run(test())
+
+
 def test_an_aborted_request_is_answered_with_the_tokens_that_it_has() -> None:
     async def test() -> None:
         async with world() as made:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from http.client import INTERNAL_SERVER_ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,15 @@ import numpy as np
 from actors.proxy.engines.http_server import Server, ServerError, Stream
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.engines.sampled import Texts
-from actors.proxy.engines.served_engine import WHOLE_DISTRIBUTION, Piece, ServedEngine, Token, field, vocabulary_of
+from actors.proxy.engines.served_engine import (
+    WHOLE_DISTRIBUTION,
+    Piece,
+    ServedEngine,
+    Token,
+    field,
+    told_error,
+    vocabulary_of,
+)
 from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
 
 if TYPE_CHECKING:
@@ -126,7 +135,7 @@ class OpenAIEngine(ServedEngine):
     def pieces(self, request: GenerateRequest, stream: Stream) -> Iterator[Piece]:
         for event in stream.events():
             if "error" in event:
-                raise ServerError(f"{self.server.url}: {event['error']}")
+                raise told_error(self.server.url, event["error"], INTERNAL_SERVER_ERROR)
             for choice in event.get("choices") or ():
                 told = choice.get("logprobs")
                 tokens = [] if told is None else list(self._tokens(told, request.logprobs))

@@ -129,7 +129,8 @@ class Engine(Protocol):
         copies; None where that is nothing, or where it is not here. It goes on."""
 
     def step(self) -> Sequence[Completion]:
-        """Run one prefill or decode step over the batch; return the requests that it finished."""
+        """Run one prefill or decode step over the batch; return the requests that it finished. Raises ``LateRefusal``
+        for one that is here no more; the others go on with the next step."""
 
     def unfinished(self) -> int:
         """Number of requests waiting or running."""
@@ -155,3 +156,11 @@ class Engine(Protocol):
 
 class EngineRefusal(ValueError):
     """A request that this engine can never serve; the message says what was asked and what the limit is."""
+
+
+class LateRefusal(EngineRefusal):
+    """What the engine drives refuses a request that ``add`` has taken."""
+
+    def __init__(self, request_id: str, reason: str) -> None:
+        super().__init__(f"request {request_id}: {reason}")
+        self.request_id = request_id

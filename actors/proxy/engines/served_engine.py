@@ -24,8 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.proxy.engines.http_server import Server, ServerError, Stream
-from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, EngineRefusal, FinishReason, GenerateRequest
+from actors.proxy.engines.http_server import REFUSALS, RequestRefused, Server, ServerError, Stream
+from actors.proxy.engines.protocol import (
+    Begun,
+    Completion,
+    EngineLimits,
+    EngineRefusal,
+    FinishReason,
+    GenerateRequest,
+    LateRefusal,
+)
 from actors.proxy.engines.sampled import Ranked, Sampled, Texts
 from actors.proxy.engines.seeds import derive
 from actors.proxy.engines.validation import check, check_score
@@ -75,11 +83,21 @@ class _Held:
         self.sampled = Sampled(request, texts)
         self.submission = 0  # its number, new whenever it is asked of the server; 0 while it waits
         self.stream: Stream | None = None
+        self._lock = threading.Lock()
+
+    def opened(self, submission: int, stream: Stream) -> bool:
+        """In the submission's thread: whether it is not withdrawn; its stream is closed when it is."""
+        with self._lock:
+            if self.submission != submission:
+                return False
+            self.stream = stream
+            return True
 
     def withdraw(self) -> None:
         """What its thread still says is of no interest."""
-        self.submission = 0
-        stream, self.stream = self.stream, None
+        with self._lock:
+            self.submission = 0
+            stream, self.stream = self.stream, None
         if stream is not None:
             stream.close()
 
@@ -98,6 +116,7 @@ class ServedEngine(ABC):
         self._submissions = 0
         self._said: SimpleQueue[tuple[int, Piece | ServerError]] = SimpleQueue()
         self._done: list[Completion] = []
+        self._refused: list[LateRefusal] = []
         self._version: int | None = None
 
     # ---- what an interface is ------------------------------------------------------------------------------------
@@ -137,13 +156,15 @@ class ServedEngine(ABC):
         return None if held is None else held.sampled.since(since)
 
     def unfinished(self) -> int:
-        return len(self._held) + len(self._done)
+        return len(self._held) + len(self._done) + len(self._refused)
 
     def step(self) -> Sequence[Completion]:
         if self._version is None:
             return ()
         self._ask_for_more()
-        self._take_all(wait_s=0.0 if self._done else WAIT_S)
+        self._take_all(wait_s=0.0 if self._done or self._refused else WAIT_S)
+        if self._refused:
+            raise self._refused.pop(0)
         done, self._done = self._done, []
         return done
 
@@ -173,6 +194,7 @@ class ServedEngine(ABC):
         self._held.clear()
         self._by_submission.clear()
         self._done.clear()
+        self._refused.clear()
 
     # ---- streams -------------------------------------------------------------------------------------------------
 
@@ -193,14 +215,19 @@ class ServedEngine(ABC):
         """In a thread of its own: pass on what the server says, to its end or until it is withdrawn."""
         try:
             stream = self.open(held.request, tokens, left, seed, f"{held.request.request_id}/{submission}")
-            held.stream = stream
-            if held.submission != submission:  # withdrawn meanwhile
+            if not held.opened(submission, stream):
                 stream.close()
                 return
             for piece in self.pieces(held.request, stream):
                 self._said.put((submission, piece))
+            self._said.put((submission, self._error(held, "the answer ended before the request")))
         except ServerError as error:
             self._said.put((submission, error))
+        except Exception as error:  # whatever else an answer may do to its reader: unsaid, the request would hang
+            self._said.put((submission, self._error(held, f"cannot be read: {error!r}")))
+
+    def _error(self, held: _Held, words: str) -> ServerError:
+        return ServerError(f"{self.server.url}: request {held.request.request_id}: {words}")
 
     def _take_all(self, *, wait_s: float) -> None:
         """Take in what servers have said; where that is nothing, wait so long for it."""
@@ -215,6 +242,10 @@ class ServedEngine(ABC):
             return
 
     def _take(self, held: _Held, said: Piece | ServerError) -> None:
+        if isinstance(said, RequestRefused):
+            self._refused.append(LateRefusal(held.request.request_id, str(said)))
+            self._remove(held)
+            return
         if isinstance(said, ServerError):
             raise said  # without its server an engine is dead: its requests go on elsewhere
         for token in said.tokens:
@@ -230,16 +261,27 @@ class ServedEngine(ABC):
                 self._done.append(self._finish(held, reason))
                 return
         if said.ended:
-            raise ServerError(
-                f"{self.server.url}: request {held.request.request_id} was ended after {len(held.sampled)} tokens "
-                f"({said.ended}), before a stop token, a stop string or max_tokens={held.request.max_tokens}"
+            raise self._error(
+                held,
+                f"it was ended after {len(held.sampled)} tokens ({said.ended}), before a stop token, a stop string or "
+                f"max_tokens={held.request.max_tokens}",
             )
 
     def _finish(self, held: _Held, reason: FinishReason) -> Completion:
+        self._remove(held)
+        return held.sampled.completion(reason)
+
+    def _remove(self, held: _Held) -> None:
         del self._held[held.request.request_id]
         self._by_submission.pop(held.submission, None)
         held.withdraw()
-        return held.sampled.completion(reason)
+
+
+def told_error(url: str, error: Any, status: int) -> ServerError:
+    """What an answer's ``error`` says. ``status``: what it means where the server does not say."""
+    code = error.get("code") if isinstance(error, dict) else None
+    kind = RequestRefused if (code if isinstance(code, int) else status) in REFUSALS else ServerError
+    return kind(f"{url}: {error}")
 
 
 def vocabulary_of(policy_dir: Path) -> int:

@@ -18,6 +18,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from http.client import BAD_REQUEST
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,18 @@ import numpy as np
 from safetensors.torch import save_file
 
 from actors.proxy.engines.http_server import Server, ServerError, Stream
+from actors.proxy.engines.progress import LOADING_TIMEOUT_S
 from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
 from actors.proxy.engines.sampled import Ranked, Texts
-from actors.proxy.engines.served_engine import WHOLE_DISTRIBUTION, Piece, ServedEngine, Token, field, vocabulary_of
+from actors.proxy.engines.served_engine import (
+    WHOLE_DISTRIBUTION,
+    Piece,
+    ServedEngine,
+    Token,
+    field,
+    told_error,
+    vocabulary_of,
+)
 from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
 
 if TYPE_CHECKING:
@@ -115,10 +125,13 @@ class SglangEngine(ServedEngine):
         seen = 0
         for event in stream.events():
             if "error" in event:
-                raise ServerError(f"{self.server.url}: {event['error']}")
+                raise told_error(self.server.url, event["error"], BAD_REQUEST)  # it does not say, and means this
             told = field(event, "meta_info")
+            end = told.get("finish_reason") or {}
+            if end.get("status_code"):  # what its scheduler refuses is told here
+                raise told_error(self.server.url, end, int(end["status_code"]))
             tokens, seen = _new_tokens(told, seen, request.logprobs)
-            yield Piece(tokens, str((told.get("finish_reason") or {}).get("type", "")))
+            yield Piece(tokens, str(end.get("type", "")))
 
     def take_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         arrived = gather(version, tensors, policy_tensors(self._policy_dir))
@@ -134,7 +147,7 @@ class SglangEngine(ServedEngine):
                 "abort_all_requests": True,  # what it has not yet noticed to be withdrawn
                 "flush_cache": True,
             }
-            answer = self.server.ask("/update_weights_from_disk", body)
+            answer = self.server.ask("/update_weights_from_disk", body, silence_s=LOADING_TIMEOUT_S)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         if not field(answer, "success"):

@@ -30,6 +30,7 @@ from actors.proxy.engines.protocol import (
     Engine,
     EngineRefusal,
     GenerateRequest,
+    LateRefusal,
     nothing_sampled,
 )
 from actors.proxy.engines.turns import Turns
@@ -216,7 +217,7 @@ class EngineThread:
         self.progress.at("steps" if steps else "nothing")
         if steps:
             start = time.time()
-            completions = self._engine.step()
+            completions = self._step()
             for completion in completions if self._bounds else ():
                 self._bounds.pop(completion.request_id, None)
             unfinished = self._engine.unfinished()
@@ -230,6 +231,14 @@ class EngineThread:
             self._engine.work.rest()
             self.progress.rest()
         return True
+
+    def _step(self) -> Sequence[Completion]:
+        try:
+            return self._engine.step()
+        except LateRefusal as refusal:
+            self._bounds.pop(refusal.request_id, None)
+            self._post(self._refuse, refusal.request_id, str(refusal))
+            return ()
 
     async def stop(self, timeout_s: float) -> None:
         """End the thread; a step that does not come back in time is left to die with the process."""
