@@ -14,16 +14,19 @@ A server goes on by itself between two calls of ``step``: what it samples meanwh
 from __future__ import annotations
 
 import json
+import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from http.client import INTERNAL_SERVER_ERROR
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.proxy.engines.held import Asked, Held
 from actors.proxy.engines.http_server import REFUSALS, RequestRefused, Server, ServerError, Stream
 from actors.proxy.engines.protocol import (
     Begun,
@@ -34,8 +37,8 @@ from actors.proxy.engines.protocol import (
     GenerateRequest,
     LateRefusal,
 )
-from actors.proxy.engines.sampled import Ranked, Sampled, Texts
-from actors.proxy.engines.seeds import derive
+from actors.proxy.engines.sampled import Ranked, Texts
+from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
 from actors.proxy.engines.validation import check, check_score
 from actors.proxy.engines.work import WorkMeter
 
@@ -74,68 +77,86 @@ class Piece:
     ended: str = ""  # why the server has ended the request, in its words
 
 
-class _Held:
-    """An unfinished request."""
-
-    def __init__(self, request: GenerateRequest, seed: int, texts: Texts | None) -> None:
-        self.request = request
-        self.seed = seed
-        self.sampled = Sampled(request, texts)
-        self.submission = 0  # its number, new whenever it is asked of the server; 0 while it waits
-        self.stream: Stream | None = None
-        self._lock = threading.Lock()
-
-    def opened(self, submission: int, stream: Stream) -> bool:
-        """In the submission's thread: whether it is not withdrawn; its stream is closed when it is."""
-        with self._lock:
-            if self.submission != submission:
-                return False
-            self.stream = stream
-            return True
-
-    def withdraw(self) -> None:
-        """What its thread still says is of no interest."""
-        with self._lock:
-            self.submission = 0
-            stream, self.stream = self.stream, None
-        if stream is not None:
-            stream.close()
-
-
 class ServedEngine(ABC):
     """See the module docstring; ``actors.proxy.engines.protocol.Engine`` for the methods."""
 
-    def __init__(self, server: Server, limits: EngineLimits, *, seed: int = 0, texts: Texts | None = None) -> None:
-        self.server = server
-        self.limits = limits
+    masks = True
+    """Whether the server samples from allowed tokens only, where a request says so."""
+    unsaid = INTERNAL_SERVER_ERROR
+    """The status of an error within an answer that has none."""
+
+    def __init__(
+        self,
+        policy_dir: Path,
+        *,
+        url: str,
+        key: str | None = None,
+        max_sequences: int,
+        max_model_len: int,
+        seed: int = 0,
+        texts: Texts | None = None,
+    ) -> None:
+        """Raises ``ServerError`` where no server answers, and as ``probe`` does."""
+        self.policy_dir = policy_dir
+        self.server = Server(url, key)
+        longest = self.meet(max_model_len)
+        vocabulary = int(json.loads((policy_dir / "config.json").read_text())["vocab_size"])
+        self.limits = EngineLimits(max_sequences, longest, vocabulary, texts is not None, masks=self.masks)
         self.work = WorkMeter()
         self._texts = texts
         self._random = np.random.default_rng(seed)
-        self._held: dict[str, _Held] = {}
-        self._by_submission: dict[int, _Held] = {}
+        self._held: dict[str, Held] = {}
+        self._by_submission: dict[int, Held] = {}
         self._submissions = 0
         self._said: SimpleQueue[tuple[int, Piece | ServerError]] = SimpleQueue()
         self._done: list[Completion] = []
         self._refused: list[LateRefusal] = []
         self._version: int | None = None
+        self.probe()
 
     # ---- what an interface is ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def open(self, request: GenerateRequest, tokens: Sequence[int], left: int, seed: int, name: str) -> Stream:
-        """Ask for at most ``left`` tokens behind ``tokens``. Called in the request's thread."""
+    def meet(self, longest: int) -> int:
+        """See that the server is there; returns how long its sequences may be, at most ``longest``."""
 
     @abstractmethod
-    def pieces(self, request: GenerateRequest, stream: Stream) -> Iterator[Piece]:
-        """What a stream says. Called in the request's thread."""
+    def probe(self) -> None:
+        """Ask of which distribution the server's log-probabilities are. Raises ``ServerError`` where they are not of
+        the one that it samples from."""
 
     @abstractmethod
-    def take_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-        """Have the server use these; it works on nothing. Returns their digests."""
+    def open(self, asked: Asked, name: str) -> Stream:
+        """Called in the request's thread."""
+
+    @abstractmethod
+    def pieces(self, events: Iterator[Any], alternatives: int) -> Iterator[Piece]:
+        """What a stream's events say. Called in the request's thread."""
+
+    @abstractmethod
+    def take_weights(self, version: int, arrived: list[tuple[str, torch.Tensor]]) -> None:
+        """Have the server use these; it works on nothing."""
 
     @abstractmethod
     def ask_scores(self, tokens: list[int]) -> list[float]:
         """Log-probabilities of tokens[1:]."""
+
+    def check_temperature(self, apart: Callable[[float], float], remedy: str) -> None:
+        """Two tokens' log-probabilities lie twice as far ``apart`` at temperature 0.5 as at 1 where temperature is in
+        them. Raises ``ServerError`` where it is not."""
+        cold, warm = apart(0.5), apart(1.0)
+        if not math.isclose(cold, 2 * warm, rel_tol=1e-2, abs_tol=1e-3):
+            raise ServerError(
+                f"{self.server.url}: two tokens' log-probabilities lie {cold:.4g} apart at temperature 0.5 and "
+                f"{warm:.4g} at 1, expected twice as much: they are not those of the distribution sampled from "
+                f"({remedy})"
+            )
+
+    def told_error(self, error: Any, unsaid: int) -> ServerError:
+        """What an answer's ``error`` says. ``unsaid``: its status, where it has none itself."""
+        code = error.get("code") if isinstance(error, dict) else None
+        kind = RequestRefused if (code if isinstance(code, int) else unsaid) in REFUSALS else ServerError
+        return kind(f"{self.server.url}: {error}")
 
     # ---- the protocol --------------------------------------------------------------------------------------------
 
@@ -144,7 +165,7 @@ class ServedEngine(ABC):
         if request.request_id in self._held:
             raise EngineRefusal(f"request {request.request_id}: one with this id is already here")
         seed = int(self._random.integers(2**63)) if request.seed is None else request.seed
-        self._held[request.request_id] = _Held(request, seed, self._texts)
+        self._held[request.request_id] = Held(request, seed, self._texts)
 
     def abort(self, request_id: str) -> Completion | None:
         self._take_all(wait_s=0.0)
@@ -174,9 +195,10 @@ class ServedEngine(ABC):
         for held in self._held.values():
             held.withdraw()
         self._by_submission.clear()
-        digests = self.take_weights(version, tensors)
+        arrived = gather(version, tensors, policy_tensors(self.policy_dir))
+        self.take_weights(version, arrived)
         self._version = version
-        return digests
+        return {name: tensor_digest(tensor) for name, tensor in arrived}
 
     def score(self, tokens: np.ndarray) -> np.ndarray:
         check_score(tokens, self.limits, self._version)
@@ -205,20 +227,17 @@ class ServedEngine(ABC):
             self._submissions += 1
             held.submission = self._submissions
             self._by_submission[held.submission] = held
-            tokens = held.request.prompt.tolist() + held.sampled.tokens
-            left = held.request.max_tokens - len(held.sampled)
-            seed = derive(held.seed, len(held.sampled))  # it goes on from another point of its stream of random numbers
-            arguments = (held, held.submission, tokens, left, seed)
+            arguments = (held, held.submission, held.asked())
             threading.Thread(target=self._read, args=arguments, name="engine-stream", daemon=True).start()
 
-    def _read(self, held: _Held, submission: int, tokens: list[int], left: int, seed: int) -> None:
+    def _read(self, held: Held, submission: int, asked: Asked) -> None:
         """In a thread of its own: pass on what the server says, to its end or until it is withdrawn."""
         try:
-            stream = self.open(held.request, tokens, left, seed, f"{held.request.request_id}/{submission}")
+            stream = self.open(asked, f"{held.request.request_id}/{submission}")
             if not held.opened(submission, stream):
                 stream.close()
                 return
-            for piece in self.pieces(held.request, stream):
+            for piece in self.pieces(self._events(stream), asked.logprobs):
                 self._said.put((submission, piece))
             self._said.put((submission, self._error(held, "the answer ended before the request")))
         except ServerError as error:
@@ -226,7 +245,13 @@ class ServedEngine(ABC):
         except Exception as error:  # whatever else an answer may do to its reader: unsaid, the request would hang
             self._said.put((submission, self._error(held, f"cannot be read: {error!r}")))
 
-    def _error(self, held: _Held, words: str) -> ServerError:
+    def _events(self, stream: Stream) -> Iterator[Any]:
+        for event in stream.events():
+            if "error" in event:
+                raise self.told_error(event["error"], self.unsaid)
+            yield event
+
+    def _error(self, held: Held, words: str) -> ServerError:
         return ServerError(f"{self.server.url}: request {held.request.request_id}: {words}")
 
     def _take_all(self, *, wait_s: float) -> None:
@@ -241,7 +266,7 @@ class ServedEngine(ABC):
         except Empty:
             return
 
-    def _take(self, held: _Held, said: Piece | ServerError) -> None:
+    def _take(self, held: Held, said: Piece | ServerError) -> None:
         if isinstance(said, RequestRefused):
             self._refused.append(LateRefusal(held.request.request_id, str(said)))
             self._remove(held)
@@ -267,26 +292,14 @@ class ServedEngine(ABC):
                 f"max_tokens={held.request.max_tokens}",
             )
 
-    def _finish(self, held: _Held, reason: FinishReason) -> Completion:
+    def _finish(self, held: Held, reason: FinishReason) -> Completion:
         self._remove(held)
         return held.sampled.completion(reason)
 
-    def _remove(self, held: _Held) -> None:
+    def _remove(self, held: Held) -> None:
         del self._held[held.request.request_id]
         self._by_submission.pop(held.submission, None)
         held.withdraw()
-
-
-def told_error(url: str, error: Any, status: int) -> ServerError:
-    """What an answer's ``error`` says. ``status``: what it means where the server does not say."""
-    code = error.get("code") if isinstance(error, dict) else None
-    kind = RequestRefused if (code if isinstance(code, int) else status) in REFUSALS else ServerError
-    return kind(f"{url}: {error}")
-
-
-def vocabulary_of(policy_dir: Path) -> int:
-    """Token ids are below it."""
-    return int(json.loads((policy_dir / "config.json").read_text())["vocab_size"])
 
 
 def field(answer: Any, *path: str | int) -> Any:

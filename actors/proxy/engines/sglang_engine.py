@@ -9,15 +9,14 @@ Formats: https://docs.sglang.io/docs/basic_usage/native_api and .../basic_usage/
 
 What this server cannot do: sample from allowed tokens only (such requests are refused), and repeat itself by a seed
 unless it was started with ``--enable-deterministic-inference``. It must not be started with
-``SGLANG_RETURN_ORIGINAL_LOGPROB``, which tells log-probabilities before temperature (found out by ``_probe``).
+``SGLANG_RETURN_ORIGINAL_LOGPROB``, which tells log-probabilities before temperature (found out by ``probe``).
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from http.client import BAD_REQUEST
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,20 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.torch import save_file
 
-from actors.proxy.engines.http_server import Server, ServerError, Stream
+from actors.proxy.engines.held import Asked
+from actors.proxy.engines.http_server import ServerError, Stream
 from actors.proxy.engines.progress import LOADING_TIMEOUT_S
-from actors.proxy.engines.protocol import EngineLimits, GenerateRequest
-from actors.proxy.engines.sampled import Ranked, Texts
-from actors.proxy.engines.served_engine import (
-    WHOLE_DISTRIBUTION,
-    Piece,
-    ServedEngine,
-    Token,
-    field,
-    told_error,
-    vocabulary_of,
-)
-from actors.proxy.engines.torch_weights import gather, policy_tensors, tensor_digest
+from actors.proxy.engines.sampled import Ranked
+from actors.proxy.engines.served_engine import WHOLE_DISTRIBUTION, Piece, ServedEngine, Token, field
 
 if TYPE_CHECKING:
     import torch
@@ -48,98 +38,59 @@ COMPANIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokeni
 
 
 class SglangEngine(ServedEngine):
-    """See the module docstring. ``url``: as ``http://host:30000``. ``exchange``: a directory that the server sees under
-    the same path, for weights; default: one for temporary files, which is right on the server's own host."""
+    """See the module docstring. ``url``: as ``http://host:30000``. The directory for weights is one for temporary files
+    (``TMPDIR``): a server on another host has to see it under the same path."""
 
-    def __init__(
-        self,
-        policy_dir: Path,
-        *,
-        url: str,
-        key: str | None = None,
-        max_sequences: int,
-        max_model_len: int,
-        seed: int = 0,
-        texts: Texts | None = None,
-        exchange: Path | None = None,
-    ) -> None:
-        server = Server(url, key)
-        limits = EngineLimits(max_sequences, max_model_len, vocabulary_of(policy_dir), texts is not None, masks=False)
-        super().__init__(server, limits, seed=seed, texts=texts)
-        self._policy_dir = policy_dir
-        self._exchange = exchange
-        server.ask("/model_info")  # it is there
-        self._probe()
+    masks = False
+    unsaid = BAD_REQUEST  # its streams say no status, and mean this
 
-    def _probe(self) -> None:
-        """Two tokens' log-probabilities lie twice as far apart at temperature 0.5 as at 1 where temperature is in them.
-        Raises ``ServerError`` where it is not."""
-        apart = {}
-        for temperature in (0.5, 1.0):
-            body = self._body([1], 1, 1, temperature=temperature, logprobs=2)
-            best = field(self.server.ask("/generate", body), "meta_info", "output_top_logprobs", 0)
-            apart[temperature] = float(best[0][0]) - float(best[1][0])
-        if not math.isclose(apart[0.5], 2 * apart[1.0], rel_tol=1e-2, abs_tol=1e-3):
-            raise ServerError(
-                f"{self.server.url}: the best tokens' log-probabilities lie {apart[0.5]:.4g} apart at temperature 0.5 "
-                f"and {apart[1.0]:.4g} at 1, expected twice as much: they are not those of the distribution sampled "
-                f"from (unset SGLANG_RETURN_ORIGINAL_LOGPROB)"
-            )
+    def meet(self, longest: int) -> int:
+        self.server.ask("/model_info")
+        return longest
 
-    def _body(
-        self,
-        tokens: Sequence[int],
-        left: int,
-        seed: int,
-        *,
-        temperature: float,
-        logprobs: int = 0,
-        stop: tuple[int, ...] = (),
-    ) -> dict[str, Any]:
+    def probe(self) -> None:
+        self.check_temperature(self._apart, "unset SGLANG_RETURN_ORIGINAL_LOGPROB")
+
+    def _apart(self, temperature: float) -> float:
+        """The best two tokens' log-probabilities."""
+        told = self.server.ask("/generate", self._body(Asked([1], temperature=temperature, logprobs=2)))
+        best = field(told, "meta_info", "output_top_logprobs", 0)
+        return float(best[0][0]) - float(best[1][0])
+
+    def _body(self, asked: Asked) -> dict[str, Any]:
+        own = {
+            "max_new_tokens": asked.left,
+            "temperature": asked.temperature,
+            "stop_token_ids": asked.stop,
+            "ignore_eos": True,
+            "sampling_seed": asked.seed % 2**31,
+        }
         return {
-            "input_ids": list(tokens),
-            "sampling_params": WHOLE_DISTRIBUTION
-            | {
-                "max_new_tokens": left,
-                "temperature": temperature,
-                "stop_token_ids": list(stop),
-                "ignore_eos": True,
-                "sampling_seed": seed % 2**31,
-            },
+            "input_ids": asked.tokens,
+            "sampling_params": WHOLE_DISTRIBUTION | own,
             "return_logprob": True,
-            "top_logprobs_num": logprobs,
+            "top_logprobs_num": asked.logprobs,
         }
 
-    def open(self, request: GenerateRequest, tokens: Sequence[int], left: int, seed: int, name: str) -> Stream:
-        body = self._body(
-            tokens,
-            left,
-            seed,
-            temperature=request.temperature,
-            logprobs=request.logprobs,
-            stop=request.stop_token_ids,
-        )
-        return self.server.stream("/generate", body | {"rid": name, "stream": True})
+    def open(self, asked: Asked, name: str) -> Stream:
+        return self.server.stream("/generate", self._body(asked) | {"rid": name, "stream": True})
 
-    def pieces(self, request: GenerateRequest, stream: Stream) -> Iterator[Piece]:
+    def pieces(self, events: Iterator[Any], alternatives: int) -> Iterator[Piece]:
         seen = 0
-        for event in stream.events():
-            if "error" in event:
-                raise told_error(self.server.url, event["error"], BAD_REQUEST)  # it does not say, and means this
+        for event in events:
             told = field(event, "meta_info")
             end = told.get("finish_reason") or {}
             if end.get("status_code"):  # what its scheduler refuses is told here
-                raise told_error(self.server.url, end, int(end["status_code"]))
-            tokens, seen = _new_tokens(told, seen, request.logprobs)
+                raise self.told_error(end, int(end["status_code"]))
+            tokens, seen = _new_tokens(told, seen, alternatives)
             yield Piece(tokens, str(end.get("type", "")))
 
-    def take_weights(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-        arrived = gather(version, tensors, policy_tensors(self._policy_dir))
-        directory = Path(tempfile.mkdtemp(prefix=f"rollart-v{version:05d}-", dir=self._exchange))
+    def take_weights(self, version: int, arrived: list[tuple[str, torch.Tensor]]) -> None:
+        directory = Path(tempfile.mkdtemp(prefix=f"rollart-v{version:05d}-"))
         try:
             for name in COMPANIONS:
-                if (self._policy_dir / name).is_file():
-                    shutil.copy(self._policy_dir / name, directory / name)
+                if (self.policy_dir / name).is_file():
+                    shutil.copy(self.policy_dir / name, directory / name)
             save_file({name: tensor.contiguous() for name, tensor in arrived}, directory / "model.safetensors")
             body = {
                 "model_path": str(directory),
@@ -155,10 +106,9 @@ class SglangEngine(ServedEngine):
         has = str(field(self.server.ask("/model_info"), "weight_version"))
         if has != str(version):
             raise ServerError(f"version {version}: {self.server.url} says that it has version {has}")
-        return {name: tensor_digest(tensor) for name, tensor in arrived}
 
     def ask_scores(self, tokens: list[int]) -> list[float]:
-        body = self._body(tokens, 1, 0, temperature=1.0) | {"logprob_start_len": 0}
+        body = self._body(Asked(tokens)) | {"logprob_start_len": 0}
         told = field(self.server.ask("/generate", body), "meta_info", "input_token_logprobs")
         if [int(each[1]) for each in told] != tokens:
             raise ServerError(f"{self.server.url}: {len(tokens)} tokens were to be scored, and {len(told)} others were")
