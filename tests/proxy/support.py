@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from actors.core import Actor, Node, Ref, handler
-from actors.proxy.engines.progress import Effort
+from actors.proxy.engines.progress import Effort, Patience
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
 from actors.proxy.messages import (
     Abort,
@@ -198,7 +198,7 @@ class ScriptedFleet:
 
     def judge(self, name: str, effort: Effort, requests: int) -> bool:
         self.judged.append((name, effort, requests))
-        return effort.fruitless_s > 0
+        return Patience().verdict(effort, requests) != ""
 
     async def retire(self, name: str) -> None:
         self.retired.append(name)
