@@ -1,12 +1,14 @@
 """The health of GPUs through the real bindings over a fake NVML, and the kernel's log of them.
 
-The lines of the log are made up, in the format of NVIDIA's "XID Errors" (docs.nvidia.com/deploy/xid-errors) within a
-record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg): it takes a GPU that fails to have real ones.
+The lines of the log are made up, in the format of NVIDIA's "XID Errors" (docs.nvidia.com/deploy/xid-errors): it takes a
+GPU that fails to have real ones. Some are in a file, within a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg),
+and one goes through the kernel's own log.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import msgspec
 import pytest
 
 from hwprobe.doctor import Examined, Unable, gpus
-from hwprobe.doctor.kernel_log import Xid, read_xids
+from hwprobe.doctor.kernel_log import LOG, Xid, read_xids
 from tests.hwprobe.conftest import ROOT
 
 H800 = "NVIDIA H800|81559"
@@ -106,6 +108,23 @@ def test_errors_in_the_kernels_log_are_told_from_those_of_programs(fake_nvml: Pa
         "the GPU has fallen off the bus",
     )
     assert "GPU at 0000:1b:00: Xid 31, once; a program's doing, as a rule" in examined.notes
+
+
+def test_an_error_is_found_in_the_kernels_own_log(fake_nvml: Path) -> None:
+    """The line stays there until the next boot, so it names a card that no host has, and another one each time."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there are GPUs here: the doctor would tell of this line until the next boot")
+    pci = f"{random.SystemRandom().randrange(0x8000, 0x10000):04x}:3b:00"  # domains of hosts are small numbers
+    try:
+        with open(os.open(LOG, os.O_RDWR), "wb", buffering=0) as kernel:  # not to be made where there is none
+            kernel.write(f"NVRM: Xid (PCI:{pci}): 79, pid=77, name=a-test, GPU has fallen off the bus.\n".encode())
+    except OSError as error:
+        pytest.skip(f"{LOG} cannot be read and written: {error.strerror}")
+    found = {one.subject: one for one in look(fake_nvml, LOG, gpus=H800).findings}
+    finding = found[f"GPU at {pci}"]
+    assert (finding.severity, finding.cause) == ("error", "the GPU has fallen off the bus")
+    assert finding.evidence.startswith("Xid 79, once since the host's start, last: pid=77, name=a-test, GPU has fallen")
+    assert f"nvidia-smi --gpu-reset -i {pci}" in finding.remedy
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there are GPUs here")
