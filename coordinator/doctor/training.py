@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from actors.trainer.algorithms.presets import PRESETS
 from coordinator.observe.lines import each_line
 from coordinator.observe.records import EvalRecord, StepRecord, decode_metric
 from coordinator.observe.rundir import RunDirectory, RunDirectoryError
@@ -30,6 +31,9 @@ BEYOND_CHANCE = 30.14 / 19
 MOST_STEPS = 10_000
 USUAL_ALPHA = 1
 WIDE_CLIP = 0.3
+CLIP_BITES = 0.2**2 / 2
+"""Nats a token, of a policy whose probabilities are 0.2 off on average: a clip of 0.2 would cut some of them."""
+
 SPIKE = 5.0
 NOT_A_NUMBER = "finite number"  # actors.env.returned and actors.env.settling, of a reward
 
@@ -160,9 +164,11 @@ def _no_numbers(facts: Facts) -> tuple[str, str, str] | None:
 
 def _clipping(facts: Facts) -> tuple[str, str, str] | None:
     low, high = (float(_setting(facts.job, "train", name, 0.2)) for name in ("clip_low", "clip_high"))
-    if max(low, high) > WIDE_CLIP:
+    away = max((step.kl_rollout for step in facts.steps if math.isfinite(step.kl_rollout)), default=0.0)
+    if max(low, high) > WIDE_CLIP and away > CLIP_BITES and _clips(facts.job):
         return (
-            f"train.clip_low is {low:g}, train.clip_high {high:g}",
+            f"train.clip_low is {low:g}, train.clip_high {high:g}, the policy was up to {away:.2g} nats a token away "
+            "from the one that sampled",
             "one step may move a token's probability far away from what it was sampled with",
             "train.clip_low=0.2 train.clip_high=0.2",
         )
@@ -176,6 +182,16 @@ def _clipping(facts: Facts) -> tuple[str, str, str] | None:
         "single steps are many times as large as the others, and are clipped too late",
         f"train.max_grad_norm={2 * usual:.2g}",
     )
+
+
+def _clips(job: dict[str, Any]) -> bool:
+    """Whether the loss's ratio can leave 1: with one optimiser step a batch, only over the policy that sampled."""
+    train = job.get("train") or {}
+    correction = train.get("correction")
+    if correction is None:
+        preset = PRESETS.get(train.get("algorithm", "grpo"))
+        correction = preset.correction if preset is not None else "none"
+    return bool(correction == "none")
 
 
 def _setting(job: dict[str, Any], section: str, name: str, otherwise: float) -> float:

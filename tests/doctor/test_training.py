@@ -93,10 +93,25 @@ def test_rewards_that_are_no_numbers_are_the_second(tmp_path: Path) -> None:
     assert finding.remedy.startswith("make mine:score return a number")
 
 
+WIDE = ["train.clip_high=0.9", "train.correction=none"]
+
+
 def test_wide_clipping_is_the_third(tmp_path: Path) -> None:
-    (finding,) = look(run(tmp_path, UP_AND_DOWN, overrides=["train.clip_high=0.9"])).findings
-    assert "train.clip_high 0.9" in finding.evidence
+    (finding,) = look(run(tmp_path, UP_AND_DOWN, overrides=WIDE, kl_rollout=0.5)).findings
+    assert "train.clip_high 0.9, the policy was up to 0.5 nats a token away" in finding.evidence
     assert finding.remedy == "train.clip_low=0.2 train.clip_high=0.2"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kl_rollout"),
+    [
+        pytest.param(WIDE, 0.001, id="no ratio gets that far"),
+        pytest.param(WIDE[:1], 0.5, id="the ratio is over the trainer's own policy, and always 1"),
+    ],
+)
+def test_a_clip_that_nothing_reaches_is_not_the_cause(tmp_path: Path, overrides: list[str], kl_rollout: float) -> None:
+    (finding,) = look(run(tmp_path, UP_AND_DOWN, overrides=overrides, kl_rollout=kl_rollout)).findings
+    assert finding.remedy.startswith("halve train.learning_rate")
 
 
 def test_spikes_of_the_gradient_that_are_clipped_too_late_are_found(tmp_path: Path) -> None:
