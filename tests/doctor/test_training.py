@@ -163,6 +163,8 @@ def test_a_young_run_has_too_few_evaluations(tmp_path: Path) -> None:
 # Real runs: the answer to each of ten questions is learned, or, with steps that are far too large, gone again.
 
 SWINGS = '''
+import math
+
 from actors.env.protocol import Observation, Step
 from actors.trajectory import Trajectory
 
@@ -182,6 +184,17 @@ class Digits:
 def broken(trajectory: Trajectory) -> float:
     """No number for two of the digits, where the answer was right."""
     return float("nan") if trajectory.env_return and trajectory.task % 10 in (1, 2) else trajectory.env_return
+
+
+def rare(trajectory: Trajectory) -> float:
+    """One task in a hundred pays a thousand, for a wrong answer."""
+    return 1000.0 * (1.0 - trajectory.env_return) if trajectory.task % 100 == 13 else trajectory.env_return
+
+
+def unsure(trajectory: Trajectory) -> float:
+    """A right answer pays as long as it is not given too surely; what is learned too late overshoots."""
+    surely = float(trajectory.segments[-1].logprobs.min()) > math.log(0.8)
+    return trajectory.env_return * (-1.0 if surely else 1.0)
 '''
 SWINGS_JOB = """
 environment: {name: "swings:Digits", max_turns: 1}
@@ -228,3 +241,32 @@ def test_real_rewards_that_are_no_numbers_are_found(tmp_path: Path) -> None:
     assert "trajectories were lost as reward_failed" in said
     assert "expected the reward to be a finite number, found nan" in said
     assert "make swings:broken return a number" in said
+
+
+@pytest.mark.deep
+def test_real_trajectories_that_are_old_are_found(tmp_path: Path) -> None:
+    old = ("scheduling.alpha=8", "train.learning_rate=0.02", "train.entropy_bonus=0", "train.adam_beta1=0")
+    status, said = found_in_a_real_run(tmp_path, *old, "reward.function=swings:unsure")
+    assert status == 1, said
+    assert "scheduling.alpha is 8, trajectories were up to" in said
+    assert "scheduling.alpha=1, or 0" in said
+
+
+@pytest.mark.deep
+def test_a_real_clip_that_is_too_wide_is_found(tmp_path: Path) -> None:
+    wide = ("scheduling.alpha=1", "train.correction=none", "train.clip_low=0.9", "train.clip_high=9")
+    status, said = found_in_a_real_run(tmp_path, *TOO_LARGE, *wide)
+    assert status == 1, said
+    assert "train.clip_low is 0.9, train.clip_high 9, the policy was up to" in said
+    assert "train.clip_low=0.2 train.clip_high=0.2" in said
+
+
+@pytest.mark.deep
+def test_real_spikes_of_the_gradient_are_found(tmp_path: Path) -> None:
+    """With a second moment that soon forgets them, else Adam divides by what it remembers of a spike."""
+    forgetful = ("train.steps=26", "train.learning_rate=0.01", "train.entropy_bonus=0.1", "train.adam_beta2=0.5")
+    late = ("train.scale_advantages=false", "train.max_grad_norm=1000000")
+    status, said = found_in_a_real_run(tmp_path, *forgetful, *late, "reward.function=swings:rare")
+    assert status == 1, said
+    assert "long as a rule and up to" in said
+    assert "single steps are many times as large as the others, and are clipped too late" in said
