@@ -35,7 +35,7 @@ EFFICIENCY = {
     # Fitted so that prefill of one model on H800 is 3.2 times as fast as on H20 (their peaks: 6.7) and decoding on H20
     # 1.41 times as fast as on H800 (their bandwidths: 1.19), as the brief has measured; 0.8 of an H20 is the anchor.
     # The 3.2 is of Qwen3-32B, which the paper serves on four devices: presumably with what they exchange. Of one device
-    # there is no measurement; benchmarks.proxy infers 5.3 there, from an assumption about the link: no ground to begin from.
+    # there is no measurement; benchmarks.proxy infers 5.3 there, by assuming what the link reaches.
     "H20": Efficiency(compute=0.80, bandwidth=0.80),
     "H800": Efficiency(compute=0.80 * (148 / 989.5) * 3.2, bandwidth=0.80 * (4.0 / 3.35) / 1.41),
 }
