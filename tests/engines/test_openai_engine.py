@@ -71,7 +71,11 @@ def vllm_server(policy_dir: Path, log: Path, *, logprobs_mode: str) -> Iterator[
             yield url
         finally:
             server.terminate()
-            server.wait(30)
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:  # it is still starting
+                server.kill()
+                server.wait(30)
 
 
 def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -207,8 +211,8 @@ def test_a_request_that_the_server_refuses_is_refused_by_name_and_the_others_go_
     """As when the server was started anew, for shorter sequences than its engine knows of."""
     monkeypatch.setattr(engine, "limits", msgspec.structs.replace(engine.limits, max_model_len=2 * MAX_MODEL_LEN))
     engine.add(generate("good", prompt(9, 1), 80, temperature=0.0))
-    engine.add(generate("bad", prompt(90), 20))
-    with pytest.raises(LateRefusal, match=r"request bad: .*/completions: status 400: .*97 .*tokens"):
+    engine.add(generate("bad", prompt(100), 20))
+    with pytest.raises(LateRefusal, match=r"request bad: .*/completions: status 400: "):
         _step_until_refused(engine)
     assert finish(engine)["good"].tokens.tolist() == policy[1].greedy(0, prompt(9, 1), 80)
 
