@@ -3,8 +3,8 @@
     what                                     says its format in                        read, of old
     a checkpoint's run.json                  its field ``format``                      1 (without journal)
     a rank's part of a checkpoint            ``rank-*.json``, field ``format``         -
-    trajectory records (store, buffer,       the file's head                           0 (without head)
-      dump, recorded steps)
+    trajectory records (store, buffer,       the file's head                           0 (without head),
+      dump, recorded steps)                                                            1 (messages)
     a dump                                   ``dump.json``, field ``format``           -
     a run directory (ledger, metrics,        ``format.json``                           0 (without that file)
       timeline, samples, hosts, audit log)
@@ -64,7 +64,7 @@ class Format(msgspec.Struct, frozen=True):
 
 CHECKPOINT = Format("checkpoint", 2, oldest=1)
 RANK_PART = Format("rank's part of a checkpoint", 1, oldest=1)
-RECORDS = Format("file of trajectories", 1, oldest=0)
+RECORDS = Format("file of trajectories", 2, oldest=0)
 DUMP = Format("dump", 1, oldest=1)
 RUN_DIRECTORY = Format("run directory", 1, oldest=0)
 EMBEDDED_STORE = Format("metadata store", 1, oldest=1)

@@ -19,7 +19,7 @@ import msgspec
 from actors.core import Actor, handler
 from actors.core.hosting import ChildSpec
 from actors.core.process import Child, start_child
-from actors.env.messages import Outcome, stored_outcome
+from actors.env.messages import stored_outcome
 from actors.settings import TrainSettings
 from actors.trainer.backends.protocol import Inspection
 from actors.trainer.batches import BatchFiles
@@ -54,7 +54,7 @@ from actors.trainer.messages import (
     Welcomed,
     WriteModel,
 )
-from actors.trainer.store import TrajectoryStore, write_records
+from actors.trainer.store import TrajectoryStore
 from actors.trajectory import Trajectory
 from bus.message import Lane
 
@@ -96,7 +96,7 @@ class Trainer(Actor):
         self._children: list[Child] = []
         self._ranks: list[asyncio.Future[RankReady]] = []
         self._busy = asyncio.Lock()  # every rank must see the same calls in the same order
-        self._metrics: dict[str, dict[str, float]] = {}  # of stored trajectories
+        self._kept = {each.ticket: stored_outcome(each, {}) for each in store.held()}
         self._stepping: Train | None = None
         self._last: LastStep | None = None
         self._stopping = False
@@ -173,8 +173,7 @@ class Trainer(Actor):
     @handler
     async def store(self, message: Store) -> Stored:
         self._store.put(message.trajectory)
-        if message.metrics:
-            self._metrics[message.trajectory.ticket] = message.metrics
+        self._kept.setdefault(message.trajectory.ticket, stored_outcome(message.trajectory, message.metrics))
         return Stored()
 
     @handler
@@ -198,24 +197,24 @@ class Trainer(Actor):
 
     async def _train(self, message: Train) -> Trained:
         version, rate = message.version + 1, self._learning_rate(message.version)
-        groups = [[self._store.get(ticket) for ticket in group] for group in message.groups]
+        groups = await asyncio.to_thread(self._fetch, message.groups)
         async with self._batches.guarded(version, groups, rate):
             results = await self._step(RunStep(version, make_batch(groups, self._settings), rate))
         if results[0].weights is None:
             raise TrainerDied("rank 0 returned no weights")
         trained = Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
-        self._last = LastStep(message, trained, [self._kept(each) for group in groups for each in group])
+        self._last = LastStep(message, trained, [self._kept[ticket] for group in message.groups for ticket in group])
         await self._batches.trained(version, groups)
         self._drop([ticket for group in message.groups for ticket in group])
         return trained
 
     def _drop(self, tickets: Sequence[str]) -> None:
         for ticket in tickets:
-            self._metrics.pop(ticket, None)
+            self._kept.pop(ticket, None)
         self._store.drop(tickets)
 
-    def _kept(self, trajectory: Trajectory) -> Outcome:
-        return stored_outcome(trajectory, self._metrics.get(trajectory.ticket, {}))
+    def _fetch(self, groups: Sequence[Sequence[str]]) -> list[list[Trajectory]]:
+        return [[self._store.get(ticket) for ticket in group] for group in groups]
 
     @handler(urgent=True)
     async def describe(self, message: DescribeTrainer) -> TrainerState:
@@ -223,8 +222,7 @@ class Trainer(Actor):
         up = rank is not None and rank.done() and not rank.cancelled() and rank.exception() is None
         first = rank.result().weights if rank is not None and up else None
         weights = first if self._last is None else self._last.trained.weights
-        kept = [self._kept(each) for each in self._store.held()]
-        return TrainerState(weights, self._stepping, self._last, kept, lives=not self._stopping)
+        return TrainerState(weights, self._stepping, self._last, list(self._kept.values()), lives=not self._stopping)
 
     @handler(concurrent=True, cancellable=False)
     async def imitate(self, message: Imitate) -> Imitated:
@@ -277,6 +275,6 @@ class Trainer(Actor):
         start = time.monotonic()
         order = SaveRank(message.directory)
         async with self._busy:
-            await asyncio.to_thread(write_records, Path(message.directory) / BUFFER_FILE, self._store.held())
+            await asyncio.to_thread(self._store.copy, Path(message.directory) / BUFFER_FILE)
             await self._of_all(order, RankSaved, SAVE_TIMEOUT_S, "checkpoint")
         return Saved(time.monotonic() - start)

@@ -8,13 +8,21 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
 import pytest
 
 from actors.trainer import store as store_module
-from actors.trainer.store import StoreCorrupt, TrajectoryStore, UnknownTrajectory, read_records, write_records
+from actors.trainer.store import (
+    StoreCorrupt,
+    TrajectoryStore,
+    UnknownTrajectory,
+    append_record,
+    read_records,
+    write_records,
+)
 from bus.codec import dumps
 from tests.support.disks import files_up_to
 from tests.trainer_actor.support import trajectory
@@ -118,10 +126,12 @@ def test_a_changed_length_is_refused_and_not_taken_for_a_torn_end(tmp_path: Path
         TrajectoryStore(path)
 
 
-def test_a_whole_record_of_something_else_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [b"", b"RATRAJ\x01\x00", b"RATRAJ\x02\x00"])
+def test_a_whole_record_of_something_else_is_refused(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "log"
     blob = dumps({"not": "a trajectory"})
-    path.write_bytes(struct.pack("<III", len(blob), zlib.crc32(struct.pack("<I", len(blob))), zlib.crc32(blob)) + blob)
+    record = struct.pack("<III", len(blob), zlib.crc32(struct.pack("<I", len(blob))), zlib.crc32(blob)) + blob
+    path.write_bytes(head + record)
     with pytest.raises(StoreCorrupt, match="is whole, but no trajectory"):
         TrajectoryStore(path)
 
@@ -190,33 +200,82 @@ def test_a_full_disk_keeps_a_store_from_being_rewritten_and_nothing_else(
     assert os.listdir(tmp_path) == ["log"]
 
 
-def test_a_file_from_before_files_had_a_head_is_read_and_gone_on_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_", [0, 1])
+def test_a_file_of_an_older_format_is_read_and_gone_on_with(tmp_path: Path, format_: int) -> None:
     path = tmp_path / "log"
-    shutil.copy(Path(__file__).parent / "older" / "trajectories-0.log", path)
-    recorded = path.read_bytes()
+    shutil.copy(Path(__file__).parent / "older" / f"trajectories-{format_}.log", path)
+    assert [held.ticket for held, _ in read_records(path)] == ["a", "b"]
     store = TrajectoryStore(path)
     assert tickets(store) == ["a", "b"]
     assert same(store.get("b"), trajectory("b", reward=0.25))
     store.put(trajectory("c"))
-    assert path.read_bytes().startswith(recorded)
+    assert path.read_bytes().startswith(b"RATRAJ\x02\x00")
     assert tickets(TrajectoryStore(path)) == ["a", "b", "c"]
-    store.compact()  # written anew, it has one
-    assert path.read_bytes().startswith(b"RATRAJ\x01\x00")
-    assert tickets(TrajectoryStore(path)) == ["a", "b", "c"]
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_a_full_disk_keeps_an_older_file_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    shutil.copy(Path(__file__).parent / "older" / "trajectories-1.log", path)
+    recorded = path.read_bytes()
+    with files_up_to(100), pytest.raises(OSError, match="File too large"):
+        TrajectoryStore(path)
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (recorded, ["log"])
+
+
+def test_one_more_is_added_to_a_file_of_an_older_format(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    shutil.copy(Path(__file__).parent / "older" / "trajectories-1.log", path)
+    append_record(path, trajectory("c"))
+    assert [held.ticket for held, _ in read_records(path)] == ["a", "b", "c"]
+
+
+def test_what_is_held_is_read_while_the_file_is_rewritten(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path / "log")
+    for index in range(20):
+        store.put(trajectory(f"t{index}", reward=index))
+    wrong: list[object] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            wrong.extend(found for index in (3, 17) if (found := store.get(f"t{index}").reward) != index)
+            store.copy(tmp_path / "copy")
+            wrong.extend(held for held, _ in read_records(tmp_path / "copy") if held.reward != int(held.ticket[1:]))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for index in range(20):
+        if index not in (3, 17):
+            store.drop([f"t{index}"])
+            store.compact()
+    stop.set()
+    thread.join()
+    assert wrong == []
+    assert tickets(store) == ["t3", "t17"]
+
+
+def test_what_a_step_is_made_of_is_the_same_before_and_after_a_restart(tmp_path: Path) -> None:
+    given = trajectory("a")
+    given.segments[0].logprobs[2] = -0.123456789
+    store = TrajectoryStore(tmp_path / "log")
+    store.put(given)
+    assert same(store.get("a"), TrajectoryStore(tmp_path / "log").get("a"))
+    assert 0 < abs(float(store.get("a").segments[0].logprobs[2]) + 0.123456789) < 2.0**-16
 
 
 def test_a_file_of_newer_software_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"RATRAJ\x02\x00 what is to come")
-    with pytest.raises(StoreCorrupt, match=r"log: a file of trajectories of format 2, of newer software; .* upgrade"):
+    path.write_bytes(b"RATRAJ\x03\x00 what is to come")
+    with pytest.raises(StoreCorrupt, match=r"log: a file of trajectories of format 3, of newer software; .* upgrade"):
         TrajectoryStore(path)
-    assert path.read_bytes() == b"RATRAJ\x02\x00 what is to come"
+    assert path.read_bytes() == b"RATRAJ\x03\x00 what is to come"
 
 
 @pytest.mark.parametrize("length", range(8))
 def test_a_file_whose_head_was_torn_begins_anew(tmp_path: Path, length: int) -> None:
     path = tmp_path / "log"
-    path.write_bytes(b"RATRAJ\x01\x00"[:length])
+    path.write_bytes(b"RATRAJ\x02\x00"[:length])
     TrajectoryStore(path).put(trajectory("a"))
     assert tickets(TrajectoryStore(path)) == ["a"]
 
