@@ -284,6 +284,8 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "train.critic_rate": job.train.critic_rate,
         "train.adam_epsilon": job.train.adam_epsilon,
         "train.max_grad_norm": job.train.max_grad_norm,
+        "train.final_grad_norm": job.train.final_grad_norm,
+        "train.grad_norm_steps": job.train.grad_norm_steps,
         "train.group_size": job.train.group_size,
         "train.length": job.train.length,
         "train.micro_batch_tokens": job.train.micro_batch_tokens,

@@ -158,6 +158,7 @@ class RunStep(msgspec.Struct, frozen=True):
     batch: TrainBatch
     learning_rate: float
     publish: bool = True  # whether anybody will want the new weights
+    clip: float | None = None  # the greatest norm of the gradient; default: train.max_grad_norm
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -100,7 +100,7 @@ class RankActor(Actor):
         def work() -> dict[str, float]:
             start = time.time()
             statistics = self._backend.forward_backward(message.batch)
-            statistics |= self._backend.optim_step(message.learning_rate)
+            statistics |= self._backend.optim_step(message.learning_rate, message.clip)
             self._spans.add("train", start, time.time(), version=message.version)
             return statistics
 

@@ -54,6 +54,7 @@ from actors.trainer.messages import (
     Welcomed,
     WriteModel,
 )
+from actors.trainer.stability import clip_threshold
 from actors.trainer.store import TrajectoryStore
 from actors.trajectory import Trajectory
 from bus.message import Lane
@@ -197,12 +198,13 @@ class Trainer(Actor):
 
     async def _train(self, message: Train) -> Trained:
         version, rate = message.version + 1, self._learning_rate(message.version)
+        clip = clip_threshold(self._settings, message.version)
         groups = await asyncio.to_thread(self._fetch, message.groups)
         async with self._batches.guarded(version, groups, rate):
-            results = await self._step(RunStep(version, make_batch(groups, self._settings), rate))
+            results = await self._step(RunStep(version, make_batch(groups, self._settings), rate, clip=clip))
         if results[0].weights is None:
             raise TrainerDied("rank 0 returned no weights")
-        trained = Trained(results[0].weights, results[0].statistics | {"learning_rate": rate})
+        trained = Trained(results[0].weights, results[0].statistics | {"learning_rate": rate, "clip_norm": clip})
         self._last = LastStep(message, trained, [self._kept[ticket] for group in message.groups for ticket in group])
         await self._batches.trained(version, groups)
         self._drop([ticket for group in message.groups for ticket in group])
@@ -229,7 +231,8 @@ class Trainer(Actor):
         """Raises like ``train``."""
         version, rate = message.version + 1, message.learning_rate
         async with self._busy, self._batches.guarded(version, [message.trajectories], rate, imitate=True):
-            step = RunStep(version, imitation_batch(message.trajectories), rate, publish=False)
+            clip = clip_threshold(self._settings, message.version)
+            step = RunStep(version, imitation_batch(message.trajectories), rate, publish=False, clip=clip)
             results = await self._step(step)
         return Imitated(results[0].statistics | {"learning_rate": rate})
 

@@ -153,6 +153,7 @@ class Recorder:
             recomputed_fraction=statistics.get("recomputed_fraction", 0.0),
             kl_engine=statistics.get("kl_engine", 0.0),
             value_loss=statistics.get("value_loss", 0.0),
+            clip_norm=statistics.get("clip_norm", 0.0),
             explained_variance=statistics.get("explained_variance", 0.0),
         )
         self._sampled.append(facts.sampled)

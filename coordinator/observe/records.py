@@ -49,6 +49,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     recomputed_fraction: float = 0.0  # of tokens, whose log-probabilities the trainer computed under their version
     kl_engine: float = 0.0  # nats a token of those: of the engines to the trainer, under one version
     value_loss: float = 0.0  # half the mean squared error of a critic; 0 without one
+    clip_norm: float = 0.0  # the greatest norm of the gradient that was not clipped
     explained_variance: float = 0.0  # of the returns, by a critic: 1 is all of it
 
 

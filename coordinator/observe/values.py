@@ -24,6 +24,7 @@ STEP_TAGS = {
     "buffered": "rollout/buffered",
     "loss": "train/loss",
     "grad_norm": "train/grad_norm",
+    "clip_norm": "train/clip_norm",
     "entropy": "train/entropy",
     "ratio_mean": "train/ratio_mean",
     "kl_rollout": "train/kl_rollout",

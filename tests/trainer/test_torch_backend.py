@@ -105,6 +105,19 @@ def test_five_steps_equal_plain_torch(tmp_path: Path, aggregation: Literal["toke
     assert largest_difference(weights(backend), state(model)) < 1e-5
 
 
+def test_an_exploding_gradient_moves_the_weights_as_far_as_its_steps_bound_and_no_further(tmp_path: Path) -> None:
+    """With plain gradient descent in place of Adam's normalisation: a large epsilon, no momentum."""
+    directory, given = policy(tmp_path), batch(5)
+    exploding = [msgspec.structs.replace(each, advantage=1e6 * each.advantage) for each in given.sequences]
+    for clip in (2.0, 0.5):
+        backend = make(directory, adam_epsilon=1e6, adam_beta1=0.0, adam_beta2=0.0)
+        before = weights(backend)
+        backend.forward_backward(msgspec.structs.replace(given, sequences=exploding))
+        assert backend.optim_step(1e6, clip)["grad_norm"] > 1e4
+        moved = [(weights(backend)[name] - tensor).square().sum().item() for name, tensor in before.items()]
+        assert sum(moved) ** 0.5 == pytest.approx(clip, rel=1e-3)
+
+
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("entropy_bonus", [0.0, 0.1])
 def test_micro_batches_do_not_change_the_step(

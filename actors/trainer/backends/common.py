@@ -186,10 +186,10 @@ class PolicyBackend(ABC):
             loss.backward()  # type: ignore[no-untyped-call]
             self._optimizer.collect_gradients()
 
-    def optim_step(self, learning_rate: float) -> dict[str, float]:
+    def optim_step(self, learning_rate: float, clip: float | None = None) -> dict[str, float]:
         """See the protocol."""
         self._reduce_gradients()
-        return {"grad_norm": self._optimizer.step(learning_rate)}
+        return {"grad_norm": self._optimizer.step(learning_rate, clip)}
 
     def inspect(self, batch: TrainBatch) -> Inspection:
         """See the protocol."""

@@ -84,9 +84,9 @@ class Critic:
         """Whether the gradient is."""
         return math.isfinite(self._optimizer.norm())
 
-    def step(self, learning_rate: float) -> dict[str, float]:
+    def step(self, learning_rate: float, clip: float | None = None) -> dict[str, float]:
         """Clip, step, zero; returns critic_grad_norm."""
-        return {"critic_grad_norm": self._optimizer.step(learning_rate)}
+        return {"critic_grad_norm": self._optimizer.step(learning_rate, clip)}
 
     def zero(self) -> None:
         """Forget the gradient."""

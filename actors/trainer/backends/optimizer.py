@@ -82,15 +82,15 @@ class MasterAdamW:
         """Of any gradient of this model."""
         return float(self._squared_norm(gradients).sqrt())
 
-    def step(self, learning_rate: float) -> float:
-        """Clip to ``max_grad_norm``, step, zero; returns the norm before clipping. Raises ``NotFinite`` without having
-        stepped."""
+    def step(self, learning_rate: float, clip: float | None = None) -> float:
+        """Clip to the norm ``clip`` (default: ``max_grad_norm``), step, zero; returns the norm before clipping. Raises
+        ``NotFinite`` without having stepped."""
         gradients = self.gradients()
         norm = self.norm_of(gradients)
         if not math.isfinite(norm):
             self.zero()
             raise NotFinite(f"the gradient's norm is {norm}; no step was taken, the gradient is zeroed")
-        coefficient = self._max_norm / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
+        coefficient = (self._max_norm if clip is None else clip) / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_
         if coefficient < 1.0:
             torch._foreach_mul_(list(gradients.values()), coefficient)
         for group in self._adamw.param_groups:

@@ -64,9 +64,9 @@ class Backend(Protocol):
         kl_reference, clipped_fraction, tokens). Raises ``NotFinite`` naming the tickets where the loss is NaN or
         infinite; the gradients are then zeroed."""
 
-    def optim_step(self, learning_rate: float) -> dict[str, float]:
-        """Clip the gradient, step, zero it; returns grad_norm. Raises ``NotFinite`` for a gradient that is not
-        finite, without having stepped."""
+    def optim_step(self, learning_rate: float, clip: float | None = None) -> dict[str, float]:
+        """Clip the gradient to the norm ``clip`` (default: ``max_grad_norm``), step, zero it; returns grad_norm. Raises
+        ``NotFinite`` for a gradient that is not finite, without having stepped."""
 
     def inspect(self, batch: TrainBatch) -> Inspection:
         """What ``forward_backward`` and ``optim_step`` would compute, without a step and whatever is not finite. The

@@ -95,20 +95,20 @@ class TorchBackend(PolicyBackend):
                 self._critic.zero()
             raise
 
-    def optim_step(self, learning_rate: float) -> dict[str, float]:
+    def optim_step(self, learning_rate: float, clip: float | None = None) -> dict[str, float]:
         """See the protocol. With a critic also returns critic_grad_norm."""
         if self._critic is None:
-            return super().optim_step(learning_rate)
+            return super().optim_step(learning_rate, clip)
         if not self._critic.finite():
             self._critic.zero()
             self._optimizer.zero()
             raise NotFinite("the critic's gradient is not finite; no step was taken, the gradients are zeroed")
         try:
-            statistics = super().optim_step(learning_rate)
+            statistics = super().optim_step(learning_rate, clip)
         except NotFinite:
             self._critic.zero()
             raise
-        return statistics | self._critic.step(learning_rate * self._settings.critic_rate)
+        return statistics | self._critic.step(learning_rate * self._settings.critic_rate, clip)
 
     def _state(self) -> dict[str, torch.Tensor]:
         return super()._state() | ({} if self._critic is None else self._critic.state())
