@@ -25,6 +25,8 @@ class RunState:
         self.reward: float | None = None
         self.success: float | None = None
         self.evaluation: float | None = None
+        self.fluctuation: float | None = None  # of the last evaluations
+        self.steadiness = ""  # what the monitor of alpha said last
         self.started = time.monotonic()
         self.pauses = 0
         self.going = asyncio.Event()
@@ -59,6 +61,7 @@ class AdminDesk:
             evaluation=run.evaluation,
             engines=states,
             elapsed_s=time.monotonic() - run.started,
+            steadiness=run.steadiness,
         )
 
     def pause(self) -> Changed:

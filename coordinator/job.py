@@ -40,6 +40,11 @@ class SchedulingSettings(Settings, frozen=True):
     """Which trajectories run, and which may be trained on."""
 
     alpha: int = 1  # a step may train on versions up to this much older than the learner's
+    watch_alpha: bool = True  # whether evaluations that fluctuate lower alpha (``coordinator.steadiness``)
+    unsteady_above: float = 0.15  # standard deviation over mean of the last 20 evaluations: from here on alpha falls
+    steady_below: float = 0.05  # ... until they fluctuate less than this
+    steady_about: Literal["mean", "trend"] = "mean"  # trend: of what a straight line through them leaves
+    alpha_wait: int = 5  # evaluations from one lowering to the next: what the last one did must show first
     redundant_groups: int = 0  # groups launched beyond the need; cut once the target is in
     order: Literal["pipelined", "paper"] = "pipelined"
     batch_timeout_s: float = 600.0  # how long a step waits for its batch before the run stops with an error
@@ -175,6 +180,11 @@ def check(job: Job) -> None:
     for key, number in {"adam_beta1": job.train.adam_beta1, "adam_beta2": job.train.adam_beta2}.items():
         if not 0 <= number < 1:
             raise JobError(f"train.{key}: expected a number from 0 to below 1, found {number}")
+    if job.scheduling.steady_below > job.scheduling.unsteady_above:
+        raise JobError(
+            f"scheduling.steady_below: expected at most scheduling.unsteady_above ({job.scheduling.unsteady_above:g}), "
+            f"found {job.scheduling.steady_below:g}"
+        )
     _check_algorithms(job)
     _check_shares(job.sft)
     _check_mix(job)
@@ -295,6 +305,9 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "sft.learning_rate": job.sft.learning_rate,
         "scheduling.batch_timeout_s": job.scheduling.batch_timeout_s,
         "scheduling.losses_in_a_row": job.scheduling.losses_in_a_row,
+        "scheduling.unsteady_above": job.scheduling.unsteady_above,
+        "scheduling.steady_below": job.scheduling.steady_below,
+        "scheduling.alpha_wait": job.scheduling.alpha_wait,
         "scheduling.queue_ttl_s": job.scheduling.queue_ttl_s,
         "checkpoint.keep": job.checkpoint.keep,
         "coordinator.store_timeout_s": job.coordinator.store_timeout_s,

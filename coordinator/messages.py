@@ -197,6 +197,7 @@ class Status(msgspec.Struct, frozen=True):
     evaluation: float | None
     engines: list[EngineState]
     elapsed_s: float
+    steadiness: str = ""  # what the monitor of alpha said last
 
 
 class GetPools(msgspec.Struct, frozen=True):

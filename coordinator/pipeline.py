@@ -16,6 +16,7 @@ a step that is done is in the ledger and on record before anything can be saved.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -43,10 +44,13 @@ from coordinator.job import Job
 from coordinator.leadership import SOLE, Authority
 from coordinator.losses import LossWatch
 from coordinator.messages import Role
-from coordinator.observe.recorder import Recorder, Sampled, StepFacts
+from coordinator.observe.recorder import Recorder, Sampled, StepFacts, evaluation_record
 from coordinator.publication import Publication
 from coordinator.scheduling.rolling import RollingScheduler, Taken
+from coordinator.steadiness import NONE, AlphaMonitor
 from coordinator.takeover import Resumption
+
+log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_S = 600.0
 DESCRIBE_TIMEOUT_S = 10.0
@@ -108,6 +112,7 @@ class Pipeline:
         )
         self._evaluation = Evaluation(job, coordinator, spans, epoch=authority.epoch)
         self._evaluated = evaluated
+        self._monitor = AlphaMonitor(job.scheduling, recorder.evaluations())
         self._between_steps = asyncio.Event()  # clear while the ranks are between two versions
         self._between_steps.set()
         self._turn = asyncio.Lock()  # held from a batch taken until what follows from its step is done
@@ -179,6 +184,7 @@ class Pipeline:
     async def _begin(self) -> int:
         """Bring the first version to all engines, then let rollouts start."""
         version = await self._ready_engines()
+        self._keep_lowered()
         self._coordinator.learner_version(version, self._scheduler.rules.alpha)
         self._state.phase = "running"
         self._recorder.generation_starts()
@@ -337,7 +343,10 @@ class Pipeline:
         await self._publication.finished()
         outcomes = await self._evaluation.of(version)
         self._evaluated = version
-        record = self._recorder.evaluation(version, outcomes)
+        record, alpha, said = self._monitor.judge(evaluation_record(version, outcomes), self._scheduler.rules.alpha)
+        self._recorder.evaluation(record)
+        self._lower(alpha, said)
+        self._state.fluctuation = record.fluctuation
         self._state.evaluation = record.success
         for outcome in outcomes[:1]:
             self._recorder.sample(outcome)
@@ -347,6 +356,23 @@ class Pipeline:
             self._checkpoints.mark_best(version)
         target = self._job.evaluation.target
         return target is not None and record.success >= target
+
+    def _keep_lowered(self) -> None:
+        """What earlier sittings have brought alpha down to, a resumed run does not take back."""
+        lowered, alpha = self._monitor.lowered_to, self._scheduler.rules.alpha
+        if self._job.scheduling.watch_alpha and NONE != lowered < alpha:
+            self._lower(lowered, f"alpha stays at {lowered}, to which evaluations lowered it; the job says {alpha}")
+
+    def _lower(self, alpha: int, said: str) -> None:
+        """What the monitor of alpha has found."""
+        if said:
+            self._state.steadiness = said
+            self._recorder.progress.warn(said)
+            log.warning("%s", said)
+        if alpha < self._scheduler.rules.alpha:
+            self._scheduler.set_rules(msgspec.structs.replace(self._scheduler.rules, alpha=alpha), why=said)
+            self._coordinator.learner_version(self._scheduler.version, alpha)
+            self._coordinator.flush()
 
     async def checkpoint(self) -> Path:
         """Write the state between two steps."""

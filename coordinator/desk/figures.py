@@ -120,6 +120,9 @@ def add_run(text: Exposition, run: RunState, scheduler: RollingScheduler) -> Non
     text.gauge("rollart_alpha", "The staleness bound.", scheduler.rules.alpha)
     text.gauge("rollart_groups_capacity", "Groups that may be in flight, buffered or taken.", scheduler.rules.capacity)
     text.gauge("rollart_groups_complete", "Groups that are ready to be trained on.", scheduler.complete_groups)
+    if run.fluctuation is not None:
+        about = "Standard deviation over mean of the last 20 evaluations."
+        text.gauge("rollart_evaluation_fluctuation", about, run.fluctuation)
     for name, value in (("reward", run.reward), ("success", run.success), ("evaluation", run.evaluation)):
         if value is not None:
             text.gauge(f"rollart_{name}", f"Mean {name} of the last step or evaluation.", value)

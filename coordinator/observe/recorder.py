@@ -101,13 +101,13 @@ class Recorder:
 
     def best_success(self) -> float | None:
         """Of the evaluations on record, after the first step."""
-        return max((record.success for record in self._evaluations() if record.version > 0), default=None)
+        return max((record.success for record in self.evaluations() if record.version > 0), default=None)
 
     def evaluated(self) -> int:
         """The newest version with an evaluation on record; -1 if there is none."""
-        return max((record.version for record in self._evaluations()), default=-1)
+        return max((record.version for record in self.evaluations()), default=-1)
 
-    def _evaluations(self) -> list[EvalRecord]:
+    def evaluations(self) -> list[EvalRecord]:
         records = read_lines(self._run.metrics, decode_metric).records
         return [record for record in records if isinstance(record, EvalRecord)]
 
@@ -193,20 +193,11 @@ class Recorder:
         )
         self._keep("samples", lambda: self._run.add_sample(sample))
 
-    def evaluation(self, version: int, outcomes: Sequence[Outcome]) -> EvalRecord:
-        """Record one evaluation. Episodes that were lost count as failures."""
-        record = EvalRecord(
-            version=version,
-            episodes=len(outcomes),
-            success=float(np.mean([outcome.success for outcome in outcomes])),
-            return_mean=float(np.mean([outcome.env_return for outcome in outcomes])),
-            turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
-            environment=mean_metrics(outcomes),
-        )
+    def evaluation(self, record: EvalRecord) -> None:
+        """Record one evaluation."""
         for tracker in self._trackers:
             self._keep("metrics", partial(tracker.log_evaluation, record))
         self.progress.evaluation(record)
-        return record
 
     def spans(self, message: SpansTaken) -> None:
         """Keep spans for the timeline."""
@@ -229,6 +220,18 @@ class Recorder:
             if what not in self._missing:
                 self._missing.add(what)
                 self.progress.warn(f"{what} cannot be written, and will have gaps: {error}")
+
+
+def evaluation_record(version: int, outcomes: Sequence[Outcome]) -> EvalRecord:
+    """Episodes that were lost count as failures."""
+    return EvalRecord(
+        version=version,
+        episodes=len(outcomes),
+        success=float(np.mean([outcome.success for outcome in outcomes])),
+        return_mean=float(np.mean([outcome.env_return for outcome in outcomes])),
+        turns_mean=float(np.mean([outcome.turns for outcome in outcomes])),
+        environment=mean_metrics(outcomes),
+    )
 
 
 def mean_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -62,6 +62,9 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     return_mean: float  # of the environment's own rewards, undiscounted
     turns_mean: float
     environment: dict[str, float] = {}  # its own metrics, an episode's mean
+    fluctuation: float | None = None  # of the last 20; not known before there are as many (``coordinator.steadiness``)
+    lowering: bool = False  # whether alpha falls because of it
+    lowered_to: int = -1  # the alpha that it has brought about; -1: none
 
 
 class ImitationRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="imitation"):

@@ -69,6 +69,8 @@ def step_values(record: StepRecord) -> dict[str, float]:
 def evaluation_values(record: EvalRecord) -> dict[str, float]:
     """Tag -> value of one evaluation."""
     values = _tagged(record, EVAL_TAGS)
+    if record.fluctuation is not None:
+        values["evaluation/fluctuation"] = record.fluctuation
     values |= {f"evaluation/environment/{name}": mean for name, mean in record.environment.items()}
     return _finite(values)
 

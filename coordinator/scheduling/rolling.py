@@ -129,10 +129,11 @@ class RollingScheduler:
         """Let no new group in; members of admitted ones may still be run again."""
         self._open = False
 
-    def set_rules(self, rules: Rules) -> None:
-        """A changed alpha or slack, from now on."""
+    def set_rules(self, rules: Rules, why: str = "") -> None:
+        """A changed alpha or slack, from now on; ``why``, if nobody ordered it."""
         if rules != self.rules:
-            self.ledger.ruled(Event("ruled", [], alpha=rules.alpha, redundant_groups=rules.redundant_groups))
+            event = Event("ruled", [], alpha=rules.alpha, redundant_groups=rules.redundant_groups, detail=why)
+            self.ledger.ruled(event)
         self.rules = rules
         self._evict_stale()
         self._admit()

@@ -53,6 +53,7 @@ def _status(status: Status) -> str:
         f"in flight {status.in_flight}, buffered {status.buffered}, "
         f"groups complete {status.groups_complete} of {status.groups_needed} needed",
         f"trajectories: {status.balance}",
+        *([status.steadiness] if status.steadiness else []),
     ]
     lines += [
         f"engine {e.name}: {e.state}, {e.hardware_class}, version {e.version}, in flight {e.in_flight}, "
