@@ -110,7 +110,13 @@ class TrainSettings(Settings, frozen=True):
     """What a step of training is."""
 
     backend: Literal["torch", "megatron"] = "torch"
-    tensor_parallel: int = 1
+    # How megatron's ranks share a model and a batch: tensor x pipeline x data; see ``docs/trainer.md``.
+    tensor_parallel: int = 1  # ranks that share each matrix
+    pipeline_parallel: int = 1  # stages of layers, each on ranks of its own
+    virtual_pipeline: int = 1  # chunks of layers of one stage, of the interleaved schedule
+    data_parallel: int = 1  # replicas, each with trajectories of its own
+    sequence_parallel: bool = False  # what lies between the shared matrices is cut by position
+    distributed_optimizer: bool = False  # replicas share masters and moments
     threads: int | Literal["auto"] = "auto"  # CPU threads of one rank
     steps: int = 60
     groups_per_step: int = 8  # B of the design, in groups
@@ -161,3 +167,8 @@ class TrainSettings(Settings, frozen=True):
     overlong_share: float | None = None
     overlong_penalty: float | None = None
     dynamic_sampling: bool | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Trainer processes."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel

@@ -188,8 +188,7 @@ def check(job: Job) -> None:
     _check_algorithms(job)
     _check_shares(job.sft)
     _check_mix(job)
-    if job.train.backend == "torch" and job.train.tensor_parallel != 1:
-        raise JobError("train.tensor_parallel: the torch backend runs in one process; use train.backend=megatron")
+    _check_mesh(job.train)
     if job.policy.path is None:
         _check_shape(job.policy.shape)
     elif not (Path(job.policy.path) / "config.json").is_file():
@@ -219,6 +218,25 @@ def _check_algorithms(job: Job) -> None:
     for key, where in (("reference", train.reference), ("critic", train.critic)):
         if where not in (None, "initial") and not (Path(where) / "config.json").is_file():
             raise JobError(f"train.{key}: expected initial or a model directory, found {where} (no config.json there)")
+
+
+MESH = ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "data_parallel", "distributed_optimizer")
+"""Keys of ``train`` that say which rank holds what."""
+
+
+def _check_mesh(train: TrainSettings) -> None:
+    """What can never work, whatever the policy; ``coordinator.resources.resolve`` looks at that."""
+    alone = TrainSettings()
+    if train.backend == "torch":
+        for key in (*MESH, "sequence_parallel"):
+            if getattr(train, key) != getattr(alone, key):
+                raise JobError(f"train.{key}: the torch backend runs in one process; use train.backend=megatron")
+    if train.virtual_pipeline > 1 and train.pipeline_parallel == 1:
+        raise JobError("train.virtual_pipeline: chunks are of stages; expected train.pipeline_parallel above 1")
+    if train.sequence_parallel and train.tensor_parallel == 1:
+        raise JobError("train.sequence_parallel: cuts over tensor ranks; expected train.tensor_parallel above 1")
+    if train.distributed_optimizer and train.data_parallel == 1:
+        raise JobError("train.distributed_optimizer: is shared by replicas; expected train.data_parallel above 1")
 
 
 def _check_mix(job: Job) -> None:
@@ -287,6 +305,9 @@ def _positive(job: Job) -> dict[str, float | Literal["auto"]]:
         "rollout.progress_timeout_s": job.rollout.progress_timeout_s,
         "rollout.engine_restarts_within_s": job.rollout.engine_restarts_within_s,
         "train.tensor_parallel": job.train.tensor_parallel,
+        "train.pipeline_parallel": job.train.pipeline_parallel,
+        "train.virtual_pipeline": job.train.virtual_pipeline,
+        "train.data_parallel": job.train.data_parallel,
         "train.threads": job.train.threads,
         "train.steps": job.train.steps,
         "train.groups_per_step": job.train.groups_per_step,

@@ -98,7 +98,7 @@ def _fitness(role: Role, affinity: AffinityMap, job: Job) -> tuple[int, int] | N
     if role == "trainer":
         if not gpus:
             return 2, 0
-        if len(gpus) < job.train.tensor_parallel:
+        if len(gpus) < job.train.ranks:
             return None
         return (0 if any(gpu.kind == "compute" for gpu in gpus) else 1), 0
     if role == "proxy":

@@ -26,12 +26,13 @@ _RNG = "rng.cpu"
 _CUDA_RNG = "rng.cuda"
 
 
-class Layout(msgspec.Struct, frozen=True):
+class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who wrote a part; it can be loaded only by its like."""
 
     backend: str
     rank: int
     world_size: int
+    arrangement: str = ""  # how the ranks share the model, where that is not by matrices alone
 
 
 def save_rank(directory: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -21,7 +21,7 @@ from coordinator.checkpoints import Checkpoints, CheckpointUnusable, RunCheckpoi
 from coordinator.commands.offline import prepare_offline, run_offline
 from coordinator.commands.usage import examples
 from coordinator.dumping import fitting_dump
-from coordinator.job import Job, JobError, convert, load
+from coordinator.job import MESH, Job, JobError, convert, load
 from coordinator.launch import CONTROL, Launch, policy_directory
 from coordinator.messages import ROLES
 from coordinator.observe.progress import open_progress
@@ -228,10 +228,10 @@ def _dump_of(directory: RunDirectory, job: Job) -> FromDump:
 
 def check_resumable(job: Job, before: Job) -> None:
     """Refuse, before anything is written, what the checkpoint cannot be loaded into. Raises ``JobError``."""
-    facts = {
+    facts: dict[str, tuple[object, object]] = {
         "policy": (job.policy, before.policy),
         "train.backend": (job.train.backend, before.train.backend),
-        "train.tensor_parallel": (job.train.tensor_parallel, before.train.tensor_parallel),
+        **{f"train.{key}": (getattr(job.train, key), getattr(before.train, key)) for key in MESH},
     }
     for key, (now, then) in facts.items():
         if now != then:

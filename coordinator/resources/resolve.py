@@ -14,6 +14,7 @@ import msgspec
 
 from actors.proxy.engines import EngineKind
 from actors.proxy.routing import preferred_class
+from actors.settings import TrainSettings
 from coordinator.job import Job, JobError
 from coordinator.messages import ROLES, Role
 from coordinator.resources.binding import Binding, Need, bind, fallbacks
@@ -67,18 +68,20 @@ class PolicyFacts(msgspec.Struct, frozen=True):
     vocab_size: int
     max_positions: int
     kv_heads: int
+    layers: int = 0  # 0: config.json does not say
 
 
 def policy_facts(job: Job) -> PolicyFacts:
     """From the shape or the model directory's ``config.json``. Raises ``JobError``."""
     if job.policy.path is None:
         shape = job.policy.shape
-        return PolicyFacts(shape.vocab_size, shape.max_positions, shape.kv_heads)
+        return PolicyFacts(shape.vocab_size, shape.max_positions, shape.kv_heads, shape.layers)
     path = Path(job.policy.path) / "config.json"
     try:
         config = json.loads(path.read_text())
         heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-        return PolicyFacts(int(config["vocab_size"]), int(config["max_position_embeddings"]), int(heads))
+        layers = int(config.get("num_hidden_layers") or 0)
+        return PolicyFacts(int(config["vocab_size"]), int(config["max_position_embeddings"]), int(heads), layers)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise JobError(f"policy.path: {path}: not a usable config.json: {error!r}") from None
 
@@ -90,13 +93,13 @@ def resolve(
     there is; ``offline``: the trainer's alone. Raises ``JobError`` for what cannot fit."""
     here = ("trainer",) if offline else here
     plays = "proxy" in here and not job.rollout.servers  # servers have devices of their own
-    ranks, training = job.train.tensor_parallel, job.train.tensor_parallel if "trainer" in here else 0
+    ranks, training = job.train.ranks, job.train.ranks if "trainer" in here else 0
     cpu = next(device for device in affinity.devices if device.id == "cpu")
     gpus, team = list(affinity.gpus), job.rollout.tensor_parallel
     playing = team if plays else 0
     if gpus and len(gpus) < training + playing:
         needing = f"{training} ranks{' and an engine' if plays else ''}" if training else "an engine"
-        raise JobError(f"train.tensor_parallel: {needing} need {training + playing} GPUs, found {len(gpus)}")
+        raise JobError(f"train.{_largest(job.train)}: {needing} need {training + playing} GPUs, found {len(gpus)}")
     notes: list[str] = []
     for_training: list[Device] = [cpu] * ranks
     for_rollout: list[Team] = [(cpu,)]
@@ -110,10 +113,7 @@ def resolve(
     workers = _or(job.environment.workers, max(1, affinity.cores // CORES_PER_WORKER))
     in_flight = _capacity(job) * job.train.group_size
     facts = policy_facts(job)
-    if facts.kv_heads % ranks:
-        raise JobError(
-            f"train.tensor_parallel: {ranks} does not divide the policy's key-value heads ({facts.kv_heads})"
-        )
+    notes += _check_mesh(job.train, facts)
     _check_team(team, kind, facts)
     _check_split(job, kind)
     longest = facts.max_positions - 1  # a full sequence can still be scored, which samples one token more
@@ -158,6 +158,31 @@ def _check_split(job: Job, kind: str) -> None:
             f"rollout.split: engines of one device each (rollout.tensor_parallel=1) with rollout.engine=vllm hand "
             f"prompts on, found the {kind} engine with {job.rollout.tensor_parallel} devices"
         )
+
+
+def _largest(train: TrainSettings) -> str:
+    """The key that asks for the most ranks."""
+    keys = ("tensor_parallel", "pipeline_parallel", "data_parallel")
+    return max(keys, key=lambda key: int(getattr(train, key)))
+
+
+def _check_mesh(train: TrainSettings, facts: PolicyFacts) -> list[str]:
+    """Whether the trainer's ranks can share this policy, and how they do."""
+    tensor, stages, chunks = train.tensor_parallel, train.pipeline_parallel, train.virtual_pipeline
+    if facts.kv_heads % tensor:
+        raise JobError(
+            f"train.tensor_parallel: {tensor} does not divide the policy's key-value heads ({facts.kv_heads})"
+        )
+    if stages > 1 and facts.layers % (stages * chunks):
+        key = "train.pipeline_parallel" if facts.layers % stages else "train.virtual_pipeline"
+        raise JobError(f"{key}: {stages} stages of {chunks} chunks do not divide the policy's {facts.layers} layers")
+    if train.ranks == 1:
+        return []
+    layers = f"{facts.layers // stages} layers" + (f" in {chunks} chunks" if chunks > 1 else "")
+    with_what = {"sequence parallel": train.sequence_parallel, "distributed optimizer": train.distributed_optimizer}
+    words = [f"{tensor} tensor x {train.data_parallel} data x {stages} pipeline (stages of {layers})"]
+    words += [name for name, on in with_what.items() if on]
+    return [f"{train.ranks} trainer ranks, neighbours first: {', '.join(words)}"]
 
 
 def _check_team(team: int, kind: str, facts: PolicyFacts) -> None:
@@ -273,7 +298,7 @@ def _place(job: Job, for_training: list[Device], for_rollout: list[Team], cpu: D
 
     for index in range(number(job.rollout.engines)):
         add(f"engine-{index}", "engine", number(job.rollout.threads), *for_rollout[index % len(for_rollout)])
-    for index in range(job.train.tensor_parallel):
+    for index in range(job.train.ranks):
         add(f"trainer-{index}", "trainer", number(job.train.threads), for_training[index])
     for index in range(number(job.environment.workers)):
         add(f"env-worker-{index}", "env-worker", 1, cpu)

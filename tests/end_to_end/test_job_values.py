@@ -41,6 +41,11 @@ from hwprobe import build_affinity_map, probe
         "train.clip_low=1.5",
         "train.reference=/no/such/model",
         "train.tensor_parallel=2",  # the backend is torch
+        "train.pipeline_parallel=2",
+        "train.data_parallel=2",
+        "train.data_parallel=0",
+        "train.sequence_parallel=true",
+        "train.distributed_optimizer=true",
         "scheduling.alpha=-1",
         "scheduling.redundant_groups=-1",
         "evaluation.episodes=-1",
@@ -66,6 +71,11 @@ def test_a_malformed_override_is_quoted(override: str) -> None:
     ("overrides", "key"),
     [
         (["train.backend=megatron", "train.tensor_parallel=4"], "train.tensor_parallel"),  # 2 key-value heads
+        (["train.backend=megatron", "train.pipeline_parallel=2"], "train.pipeline_parallel"),  # 3 layers
+        (
+            ["train.backend=megatron", "train.pipeline_parallel=3", "train.virtual_pipeline=2"],
+            "train.virtual_pipeline",
+        ),
         (["rollout.max_model_len=2048"], "rollout.max_model_len"),  # 2,048 positions: one is kept for scoring
         (["rollout.max_model_len=1"], "rollout.max_model_len"),
     ],
@@ -83,15 +93,27 @@ def test_what_does_not_fit_the_policy_is_refused_by_name(overrides: list[str], k
         (["train.algorithm=ppo", "train.backend=megatron"], "train.estimator: gae (of ppo) needs a critic"),
         (["train.algorithm=ppo", "train.critic=nowhere"], "train.critic: expected initial or a model directory"),
         (["train.algorithm=topr", "train.correction=tis"], "train.correction: topr's loss"),
+        (["train.backend=megatron", "train.virtual_pipeline=2"], "train.virtual_pipeline: chunks are of stages"),
+        (["train.backend=megatron", "train.sequence_parallel=true"], "train.sequence_parallel: cuts over tensor ranks"),
+        (["train.backend=megatron", "train.distributed_optimizer=true"], "train.distributed_optimizer: is shared by"),
         (["train.kl_coefficient=0.1"], "train.reference: grpo compares with a reference"),
         (["train.algorithms={sums: cispo}"], "train.algorithms.sums: expected a stream of scheduling.mix (none)"),
         (["train.algorithm=reinforce"], "job.yaml: Invalid enum value 'reinforce' - at `$.train.algorithm`"),
     ],
 )
-def test_an_algorithm_that_cannot_be_is_refused_by_its_key(overrides: list[str], message: str) -> None:
+def test_parts_that_contradict_each_other_are_refused_by_their_key(overrides: list[str], message: str) -> None:
     with pytest.raises(JobError) as refused:
         convert({}, "job.yaml", overrides)
     assert str(refused.value).startswith(message)
+
+
+def test_every_rank_of_a_mesh_has_a_place_and_the_layout_is_told() -> None:
+    mesh = ["train.tensor_parallel=2", "train.pipeline_parallel=3", "train.sequence_parallel=true"]
+    job = convert({}, "job.yaml", ["rollout.engine=torch", "train.backend=megatron", *mesh])
+    _, placement = resolve(job, build_affinity_map(probe()))
+    assert [place.name for place in placement.of("trainer")] == [f"trainer-{rank}" for rank in range(6)]
+    layout = "6 trainer ranks, neighbours first: 2 tensor x 1 data x 3 pipeline (stages of 1 layers), sequence parallel"
+    assert layout in placement.notes
 
 
 def test_the_length_of_a_trajectory_follows_from_turns_and_tokens() -> None:

@@ -23,7 +23,42 @@ from tests.trainer.samples import SETS, batch
 
 LEARNING_RATE = 1e-4
 SETTINGS: dict[str, Any] = {"weight_decay": 0.1, "max_grad_norm": 0.5}
-CASES = {1: ["qwen3", "llama-untied"], 2: ["qwen3", "qwen2-untied"]}  # ranks -> policies
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A policy, and how ranks share it."""
+
+    label: str
+    mesh: dict[str, Any] = {}
+    kind: str = "qwen3"
+    tied: bool = True
+    layers: int = 2
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What of the mesh a checkpoint depends on: sequence parallelism cuts activations alone."""
+        return {key: value for key, value in self.mesh.items() if key != "sequence_parallel"}
+
+
+TP2, PP2, DP2 = {"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"data_parallel": 2}
+SEQUENCE, SHARDED = {"sequence_parallel": True}, {"distributed_optimizer": True}
+CASES = {  # by ranks
+    1: [Case("one"), Case("one-llama", kind="llama", tied=False)],
+    2: [
+        Case("tp2", TP2),
+        Case("tp2-qwen2", TP2, kind="qwen2", tied=False),
+        Case("tp2-sequence", TP2 | SEQUENCE),
+        Case("pp2", PP2),
+        Case("pp2-interleaved", PP2 | {"virtual_pipeline": 2}, layers=4),
+        Case("dp2", DP2),
+        Case("dp2-sharded", DP2 | SHARDED),
+    ],
+    4: [
+        Case("tp2-pp2", TP2 | PP2 | SEQUENCE),
+        Case("tp2-dp2", TP2 | DP2 | SHARDED | SEQUENCE, kind="qwen2"),
+        Case("pp2-dp2", PP2 | DP2 | SHARDED | {"virtual_pipeline": 2}, kind="llama", tied=False, layers=4),
+    ],
+}
 
 
 def five_steps(backend: Backend) -> list[dict[str, float]]:
@@ -50,18 +85,16 @@ class Recorder:
         self.tensors: dict[str, torch.Tensor] = {}
         self.facts: dict[str, Any] = {}
 
-    def backend(self, case: str) -> Backend:
+    def backend(self, case: Case) -> Backend:
         return make_backend(
-            self.directory / case,
+            self.directory / case.label,
             seed=0,
-            settings=TrainSettings(
-                backend="megatron", tensor_parallel=self.ranks, threads=1, micro_batch_tokens=64, **SETTINGS
-            ),
+            settings=TrainSettings(backend="megatron", threads=1, micro_batch_tokens=64, **SETTINGS, **case.mesh),
             dtype="float32",
             from_scratch=True,
             rank=self.rank,
             world_size=self.ranks,
-            rendezvous=self.directory / f"rendezvous-{case}",
+            rendezvous=self.directory / f"rendezvous-{case.label}",
             timeout_s=60.0,
         )
 
@@ -81,6 +114,7 @@ class Recorder:
     def resume(self, backend: Backend) -> None:
         checkpoint = self.directory / "checkpoint"
         backend.save(checkpoint)
+        backend.save(self.directory / "intact")
         for label in ("unbroken", "resumed"):
             backend.forward_backward(batch(6))
             backend.optim_step(LEARNING_RATE)
@@ -92,6 +126,13 @@ class Recorder:
             backend.load(checkpoint)
         except CheckpointError as error:
             self.facts["checkpoint error"] = str(error)
+
+    def elsewhere(self, label: str, backend: Backend) -> None:
+        """Resume with another mesh."""
+        try:
+            backend.load(self.directory / "intact")
+        except CheckpointError as error:
+            self.facts[f"{label}/other mesh"] = str(error)
 
     def not_finite(self, backend: Backend) -> None:
         sequences = batch(7).sequences
@@ -111,10 +152,12 @@ def main(rank: int, ranks: int, directory: Path) -> None:
     recorder = Recorder(rank, ranks, directory)
     for number, case in enumerate(CASES[ranks]):
         backend = recorder.backend(case)
-        recorder.parity(case, backend)
+        recorder.parity(case.label, backend)
         if number == 0:
             recorder.resume(backend)
             recorder.not_finite(backend)
+        elif case.parts != CASES[ranks][0].parts:
+            recorder.elsewhere(case.label, backend)
         backend.close()
         backend.close()
     recorder.write()

@@ -17,12 +17,12 @@ VOCABULARY = 90  # no multiple of what Megatron pads to
 SETS = [np.array([3, 5, 8, 13], dtype=np.int32), np.array([0, 1, 89], dtype=np.int32)]
 
 
-def policy(directory: Path, kind: str = "qwen3", *, tied: bool = True) -> Path:
-    """Write the config.json of a two-layer policy of the given architecture."""
+def policy(directory: Path, kind: str = "qwen3", *, tied: bool = True, layers: int = 2) -> Path:
+    """Write the config.json of a small policy of the given architecture."""
     shape = Qwen3Shape(
         vocab_size=VOCABULARY,
         hidden_size=32,
-        layers=2,
+        layers=layers,
         heads=4,
         kv_heads=2,
         head_dim=8,

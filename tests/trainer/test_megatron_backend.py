@@ -1,4 +1,4 @@
-"""The megatron backend, in one process and tensor-parallel over two, against the torch backend."""
+"""The megatron backend on meshes of one, two and four processes, against the torch backend and transformers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend
 from actors.trainer.backends.protocol import Backend
+from actors.trainer.model import build_model
 from tests.trainer.megatron_rank import CASES, SETTINGS, five_steps, imitation
 from tests.trainer.samples import batch, policy
 
@@ -42,14 +43,17 @@ class Run:
         settings = TrainSettings(**SETTINGS)
         return make_backend(self.directory / case, seed=0, settings=settings, dtype="float32", from_scratch=True)
 
+    @property
+    def labels(self) -> list[str]:
+        return [case.label for case in CASES[self.ranks]]
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two ranks"])
+
+@pytest.fixture(scope="module", params=[1, 2, 4], ids=["one process", "two ranks", "four ranks"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     ranks: int = request.param
     directory = tmp_path_factory.mktemp("megatron")
     for case in CASES[ranks]:
-        kind, _, untied = case.partition("-")
-        policy(directory / case, kind, tied=not untied)
+        policy(directory / case.label, case.kind, tied=case.tied, layers=case.layers)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "tests.trainer.megatron_rank"]
     processes = [
@@ -80,7 +84,7 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
 
 
 def test_it_starts_from_the_very_weights_of_the_torch_backend(run: Run) -> None:
-    for case in CASES[run.ranks]:
+    for case in run.labels:
         theirs = dict(run.reference(case).export())
         for rank in range(run.ranks):
             assert largest_difference(run.under(f"{case}/initial", rank), theirs) == 0.0
@@ -88,7 +92,7 @@ def test_it_starts_from_the_very_weights_of_the_torch_backend(run: Run) -> None:
 
 def test_logprobs_and_score_equal_the_torch_backends(run: Run) -> None:
     given = batch(1)
-    for case in CASES[run.ranks]:
+    for case in run.labels:
         reference = run.reference(case)
         for i, theirs in enumerate(reference.logprobs(given)):
             ours = run.tensors[0][f"{case}/logprobs/{i}"].numpy()
@@ -97,9 +101,20 @@ def test_logprobs_and_score_equal_the_torch_backends(run: Run) -> None:
         np.testing.assert_allclose(run.tensors[0][f"{case}/score"].numpy(), theirs, atol=1e-5)
 
 
+def test_logprobs_equal_those_of_transformers(run: Run) -> None:
+    tokens = torch.from_numpy(batch(1).sequences[0].tokens.astype(np.int64))
+    for case in run.labels:
+        model: Any = build_model(run.directory / case, seed=0, dtype="float32", from_scratch=True)
+        with torch.no_grad():
+            logprobs = model(input_ids=tokens[None]).logits[0, :-1].log_softmax(dim=-1)
+        theirs = logprobs.gather(1, tokens[1:, None]).squeeze(1)
+        for rank in range(run.ranks):
+            torch.testing.assert_close(run.tensors[rank][f"{case}/score"], theirs, atol=1e-5, rtol=0.0)
+
+
 def test_five_optimiser_steps_equal_the_torch_backends(run: Run) -> None:
     """Clipping and decay included; every rank reports the same figures and exports the same weights."""
-    for case in CASES[run.ranks]:
+    for case in run.labels:
         reference = run.reference(case)
         steps = five_steps(reference)
         assert max(step["grad_norm"] for step in steps) > SETTINGS["max_grad_norm"]
@@ -111,7 +126,7 @@ def test_five_optimiser_steps_equal_the_torch_backends(run: Run) -> None:
 
 
 def test_inspections_and_steps_of_imitation_equal_the_torch_backends(run: Run) -> None:
-    for case in CASES[run.ranks]:
+    for case in run.labels:
         reference = run.reference(case)
         five_steps(reference)
         theirs = imitation(reference)
@@ -124,7 +139,15 @@ def test_the_step_after_a_load_is_that_of_an_unbroken_run(run: Run) -> None:
     for rank in range(run.ranks):
         unbroken = run.under("unbroken", rank)
         assert largest_difference(unbroken, run.under("resumed", rank)) < 1e-6
-        assert largest_difference(unbroken, run.under(f"{CASES[run.ranks][0]}/five", rank)) > 1e-5
+        assert largest_difference(unbroken, run.under(f"{run.labels[0]}/five", rank)) > 1e-5
+
+
+def test_another_mesh_does_not_resume_from_it(run: Run) -> None:
+    first, *others = CASES[run.ranks]
+    for case in others:
+        for rank in range(run.ranks):
+            if case.parts != first.parts:
+                assert "resume with the layout" in run.facts[rank][f"{case.label}/other mesh"]
 
 
 def test_a_truncated_part_is_named(run: Run) -> None:

@@ -25,7 +25,7 @@ def test_there_and_back_is_the_identity(tmp_path: Path, kind: str, tied: bool, r
         name: torch.arange(tensor.numel(), dtype=torch.float32).reshape(tensor.shape) + 0.1
         for name, tensor in hf_state(build_model(directory, seed=0, dtype="float32", from_scratch=True)).items()
     }
-    shards = [split(shape, state, rank, ranks) for rank in range(ranks)]
+    shards = [split(rules(shape), state, rank, ranks) for rank in range(ranks)]
     back: dict[str, torch.Tensor] = {}
     for rule in rules(shape):
         back |= merge(rule, [shard[rule.megatron] for shard in shards])
@@ -41,7 +41,9 @@ def test_queries_keys_and_values_are_packed_by_group(tmp_path: Path) -> None:
     state[prefix + "q_proj.weight"] = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     state[prefix + "k_proj.weight"] = torch.tensor([[10.0], [11.0]])
     state[prefix + "v_proj.weight"] = torch.tensor([[20.0], [21.0]])
-    packed = [split(shape, state, rank, 2)["decoder.layers.0.self_attention.linear_qkv.weight"] for rank in (0, 1)]
+    packed = [
+        split(rules(shape), state, rank, 2)["decoder.layers.0.self_attention.linear_qkv.weight"] for rank in (0, 1)
+    ]
     assert packed[0].flatten().tolist() == [0.0, 1.0, 10.0, 20.0]
     assert packed[1].flatten().tolist() == [2.0, 3.0, 11.0, 21.0]
 
@@ -51,14 +53,14 @@ def test_a_rank_holds_its_part_of_the_gate_then_of_the_up_projection(tmp_path: P
     state = whole_state(shape)
     state["model.layers.0.mlp.gate_proj.weight"] = torch.tensor([[1.0], [2.0]])
     state["model.layers.0.mlp.up_proj.weight"] = torch.tensor([[3.0], [4.0]])
-    fc1 = [split(shape, state, rank, 2)["decoder.layers.0.mlp.linear_fc1.weight"] for rank in (0, 1)]
+    fc1 = [split(rules(shape), state, rank, 2)["decoder.layers.0.mlp.linear_fc1.weight"] for rank in (0, 1)]
     assert [part.flatten().tolist() for part in fc1] == [[1.0, 3.0], [2.0, 4.0]]
 
 
 def test_the_vocabulary_is_padded_with_zero_rows(tmp_path: Path) -> None:
     shape = shape_of(load_config(policy(tmp_path)))
     state = hf_state(build_model(tmp_path, seed=0, dtype="float32", from_scratch=True))
-    shards = [split(shape, state, rank, 2)["embedding.word_embeddings.weight"] for rank in (0, 1)]
+    shards = [split(rules(shape), state, rank, 2)["embedding.word_embeddings.weight"] for rank in (0, 1)]
     assert [len(shard) for shard in shards] == [64, 64]  # 90 rows, padded to twice 64
     assert torch.equal(shards[1][: VOCABULARY - 64], state["model.embed_tokens.weight"][64:])
     assert not shards[1][VOCABULARY - 64 :].any()

@@ -4,14 +4,13 @@ Invariant: gradients are those of the whole batch's loss, whatever the micro-bat
 finite leaves no gradient behind, and a gradient that is not finite moves no weight.
 
 A backend adds three things: hidden states at chosen positions, the head that turns them into logits, and where its
-parameters lie. With several ranks every rank computes the same loss from gathered logits, so all of them raise, or
-none does.
+parameters lie. With several ranks figures are summed over those that computed them, so all ranks raise, or none does.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +25,25 @@ from actors.trainer.algorithms.presets import resolve
 from actors.trainer.algorithms.sampled import Sampled
 from actors.trainer.backends.inspecting import Inspector
 from actors.trainer.backends.kept import KeptVersions
-from actors.trainer.backends.optimizer import MasterAdamW, SquaredNorm, local_squared_norm
+from actors.trainer.backends.optimizer import MasterAdamW
 from actors.trainer.backends.packing import MicroBatch, Packer, check
 from actors.trainer.backends.protocol import Inspection, NotFinite, TrainBatch, TrainSequence
 from actors.trainer.backends.scoring import sampled_logprobs
 from actors.trainer.checkpointing import Layout, load_rank, save_rank
+from actors.trajectory import FULL_VOCABULARY
+
+Item = tuple[MicroBatch, Algorithm | None]
+"""A micro-batch and the algorithm that trains it."""
+Visit = Callable[[Item, torch.Tensor], torch.Tensor | None]
+"""(item, last hidden state [M, H] that predicts each of its sampled tokens) -> its loss; None: nothing to learn."""
+Reduce = Callable[[np.ndarray], np.ndarray]
 
 
 class PolicyBackend(ABC):
     """See ``actors.trainer.backends.protocol.Backend``."""
 
     computes_trees = False
-    """Whether ``_hidden_states`` takes micro-batches that are a row of trees."""
+    """Whether ``_each`` takes micro-batches that are a row of trees."""
 
     def __init__(
         self,
@@ -47,23 +53,22 @@ class PolicyBackend(ABC):
         parameters: Mapping[str, torch.nn.Parameter],
         device: torch.device,
         layout: Layout,
-        squared_norm: SquaredNorm = local_squared_norm,
     ) -> None:
         self._settings = settings
         self._algorithm = resolve(settings)
         self._vocabulary = vocabulary
         self._device = device
         self._layout = layout
-        self._optimizer = MasterAdamW(parameters, settings, squared_norm)
+        self._optimizer = self._make_optimizer(parameters)
         self._kept = KeptVersions(parameters, settings.recompute_versions)
 
-    @abstractmethod
-    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Last hidden state [M, H] at ``positions`` of the flattened ``tokens`` [B, T], which pad on the right."""
+    def _make_optimizer(self, parameters: Mapping[str, torch.nn.Parameter]) -> MasterAdamW:
+        return MasterAdamW(parameters, self._settings)
 
-    def _hidden_states(self, micro: MicroBatch) -> torch.Tensor:
-        """Last hidden state [M, H] that predicts each sampled token."""
-        return self._hidden(micro.tokens, micro.positions)
+    @abstractmethod
+    def _each(self, items: Iterable[Item], visit: Visit, *, learn: bool) -> None:
+        """Compute the items that this rank has a part in. ``visit`` is called where the last hidden state is; with
+        ``learn`` the gradients of what it returns are added up."""
 
     @abstractmethod
     def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
@@ -76,6 +81,18 @@ class PolicyBackend(ABC):
     def _reduce_gradients(self) -> None:
         """Complete gradients of which this rank holds only a part."""
         return
+
+    def _own(self, batch: TrainBatch) -> Collection[int]:
+        """The segments that this rank has a part in; each is computed by one replica of the model."""
+        return range(len(batch.sequences))
+
+    def _sum(self, figures: np.ndarray) -> np.ndarray:
+        """The sum over the ranks that have visited something, the same on every rank."""
+        return figures
+
+    def _max(self, figures: np.ndarray) -> np.ndarray:
+        """Likewise the maximum."""
+        return figures
 
     def close(self) -> None:
         """See the protocol."""
@@ -93,14 +110,26 @@ class PolicyBackend(ABC):
         packer = self._packer(batch, self._weights(batch))
         owners = [sequence.ticket for sequence in batch.sequences]
         statistics = Statistics(total=_sampled_tokens(batch))
-        for number, algorithm in enumerate(algorithms):
-            own = [i for i, sequence in enumerate(batch.sequences) if sequence.algorithm == number]
-            for learn in (True, False):
-                indices = [i for i in own if self._learns(algorithm, batch.sequences[i]) == learn]
+        own = self._own(batch)
+
+        def items(learn: bool) -> Iterator[Item]:
+            for number, algorithm in enumerate(algorithms):
+                chosen = [i for i in own if batch.sequences[i].algorithm == number]
+                indices = [i for i in chosen if self._learns(algorithm, batch.sequences[i]) == learn]
                 for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
-                    # Once something is not finite nothing will be stepped; go on only to name all it concerns.
-                    with torch.set_grad_enabled(learn and not statistics.not_finite):
-                        self._forward_backward(micro, algorithm, statistics)
+                    yield micro, algorithm
+
+        def visit(item: Item, hidden: torch.Tensor) -> torch.Tensor | None:
+            micro, algorithm = item
+            # Once something is not finite nothing will be stepped; go on only to name all it concerns.
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not statistics.not_finite):
+                loss, _, tokens, entropy = self._micro_loss(micro, algorithm, hidden, statistics.total)
+            finite = statistics.add(micro, tokens, loss.detach(), entropy.detach())
+            return loss if finite else None
+
+        for learn in (True, False):
+            self._each(items(learn), visit, learn=learn)
+        statistics.combine(self._sum, self._max, len(owners))
         if statistics.not_finite:
             self._optimizer.zero()
             tickets = tuple(dict.fromkeys(owners[i] for i in sorted(statistics.not_finite)))
@@ -167,24 +196,15 @@ class PolicyBackend(ABC):
         return policy_loss(tokens, algorithm)
 
     def _micro_loss(
-        self, micro: MicroBatch, algorithm: Algorithm | None, total: int
+        self, micro: MicroBatch, algorithm: Algorithm | None, hidden: torch.Tensor, total: int
     ) -> tuple[torch.Tensor, torch.Tensor, TokenLoss, torch.Tensor]:
         """The loss of a micro-batch; of its tokens: log-probabilities, losses before weighting, entropies."""
-        new, entropy = sampled_logprobs(
-            self._hidden_states(micro), self._head, micro, train_entropy=self._settings.entropy_bonus != 0.0
-        )
+        new, entropy = sampled_logprobs(hidden, self._head, micro, train_entropy=self._settings.entropy_bonus != 0.0)
         tokens = self._token_loss(algorithm, new, micro)
         loss = (tokens.loss * micro.weight).sum()
         if self._settings.entropy_bonus and algorithm is not None:
             loss = loss - self._settings.entropy_bonus * entropy.sum() / total
         return loss, new, tokens, entropy
-
-    def _forward_backward(self, micro: MicroBatch, algorithm: Algorithm | None, statistics: Statistics) -> None:
-        loss, _, tokens, entropy = self._micro_loss(micro, algorithm, statistics.total)
-        finite = statistics.add(micro, tokens, loss.detach(), entropy.detach())
-        if finite and loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.collect_gradients()
 
     def optim_step(self, learning_rate: float, clip: float | None = None) -> dict[str, float]:
         """See the protocol."""
@@ -198,22 +218,27 @@ class PolicyBackend(ABC):
         algorithms = self._algorithms(batch)
         batch, _ = self._with_values(batch, algorithms, learn=False)
         packer = self._packer(batch, self._weights(batch))
-        total = _sampled_tokens(batch)
-        inspector = Inspector([len(sequence.tokens) for sequence in batch.sequences])
+        total, own = _sampled_tokens(batch), self._own(batch)
+        inspector = Inspector([sequence.loss_mask for sequence in batch.sequences])
         norms: dict[str, float] = {}
+
+        def visit(item: Item, hidden: torch.Tensor) -> torch.Tensor:
+            micro, algorithm = item
+            loss, new, tokens, _ = self._micro_loss(micro, algorithm, hidden, total)
+            inspector.add(micro, new, tokens)
+            return loss
+
         self._optimizer.zero()
         for ticket in dict.fromkeys(owners):
             indices = [i for i, owner in enumerate(owners) if owner == ticket]
             algorithm = algorithms[batch.sequences[indices[0]].algorithm]
-            for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
-                loss, new, tokens, _ = self._micro_loss(micro, algorithm, total)
-                inspector.add(micro, new, tokens)
-                loss.backward()  # type: ignore[no-untyped-call]
-                self._optimizer.collect_gradients()
+            micro_batches = packer.micro_batches([i for i in indices if i in own], self._settings.micro_batch_tokens)
+            self._each(((micro, algorithm) for micro in micro_batches), visit, learn=True)
             self._reduce_gradients()
             norms[ticket] = self._optimizer.norm()
             inspector.keep(self._optimizer.gradients())
             self._optimizer.zero()
+        inspector.combine(self._sum)
         return inspector.result(norms, self._optimizer.norm_of(inspector.total))
 
     def logprobs(self, batch: TrainBatch, version: int | None = None) -> list[np.ndarray]:
@@ -228,27 +253,41 @@ class PolicyBackend(ABC):
         with self._kept.under(version):
             return self._scored(batch, everything)
 
-    @torch.no_grad()
     def _scored(self, batch: TrainBatch, indices: list[int]) -> list[np.ndarray]:
         """As ``logprobs``; 0 for other segments than ``indices``."""
-        result = [np.zeros(len(sequence.tokens), dtype=np.float32) for sequence in batch.sequences]
-        packer = self._packer(batch, np.zeros(len(batch.sequences)))
-        for micro in packer.micro_batches(indices, self._settings.micro_batch_tokens):
-            values, _ = sampled_logprobs(self._hidden_states(micro), self._head, micro)
+        lengths = [len(sequence.tokens) for sequence in batch.sequences]
+        flat = np.zeros(sum(lengths), dtype=np.float32)
+        result = np.split(flat, np.cumsum(lengths)[:-1])
+        packer = self._packer(batch, np.zeros(len(lengths)))
+
+        def visit(item: Item, hidden: torch.Tensor) -> None:
+            micro, _ = item
+            values, _ = sampled_logprobs(hidden, self._head, micro)
             for sequence, place, value in zip(micro.sequence, micro.place, values.cpu().numpy(), strict=True):
                 result[sequence][place] = value
+
+        own = set(self._own(batch))
+        micro_batches = packer.micro_batches([i for i in indices if i in own], self._settings.micro_batch_tokens)
+        self._each(((micro, None) for micro in micro_batches), visit, learn=False)
+        flat[:] = self._sum(flat)
         return result
 
-    @torch.no_grad()
     def score(self, tokens: np.ndarray) -> np.ndarray:
         """See the protocol."""
         if len(tokens) < 2:
             return np.zeros(0, dtype=np.float32)
-        row = torch.from_numpy(tokens.astype(np.int64)).to(self._device)
-        hidden = self._hidden(row[None, :-1], torch.arange(len(row) - 1, device=self._device))
-        logprobs = self._head(hidden, None).float().log_softmax(dim=-1)
-        scores: np.ndarray = logprobs.gather(1, row[1:, None]).squeeze(1).cpu().numpy()
-        return scores
+        everything = np.ones(len(tokens), dtype=np.uint8)
+        everything[0] = 0
+        as_sampled = TrainSequence(
+            ticket="score",
+            tokens=tokens,
+            loss_mask=everything,
+            logprobs=np.zeros(len(tokens), dtype=np.float32),
+            allowed=np.full(len(tokens), FULL_VOCABULARY, dtype=np.int32),
+            advantage=0.0,
+            temperature=1.0,
+        )
+        return self.logprobs(TrainBatch([as_sampled], []))[0][1:]
 
     def save(self, directory: Path) -> None:
         """See the protocol."""
@@ -308,6 +347,17 @@ class Statistics:
         self._ratio_max = max(self._ratio_max, figures[-2])
         self._ratio_min = min(self._ratio_min, figures[-1])
         return True
+
+    def combine(self, total: Reduce, largest: Reduce, segments: int) -> None:
+        """Over all ranks, of which each counted other segments in."""
+        sums = total(np.array([*self._sums.values(), self._loss]))
+        self._sums = dict(zip(self._sums, sums.tolist(), strict=False))
+        self._loss = float(sums[-1])
+        flags = np.zeros(segments)
+        flags[list(self.not_finite)] = 1.0
+        extremes = largest(np.array([self._ratio_max, -self._ratio_min, *flags]))
+        self._ratio_max, self._ratio_min = float(extremes[0]), -float(extremes[1])
+        self.not_finite = {int(i) for i in np.flatnonzero(extremes[2:])}
 
     def means(self) -> dict[str, float]:
         """The statistics of the protocol."""

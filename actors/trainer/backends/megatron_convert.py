@@ -14,7 +14,7 @@ Layouts, with tensor parallelism over R ranks (Megatron-LM, arXiv 1909.08053):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -95,24 +95,28 @@ class Rule(msgspec.Struct, frozen=True):
     split: Callable[[Sequence[torch.Tensor], int], list[torch.Tensor]]  # (tensors, ranks) -> each rank's shard
     merge: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]  # shards of all ranks -> tensors
     partial_gradient: bool = False  # whole on every rank, but its gradient there is only that of the rank's heads
+    copy: bool = False  # the last stage's copy of the first stage's embedding, where they are tied
 
 
-def rules(shape: Shape) -> list[Rule]:
-    """Every parameter of the model, in Megatron's order."""
+def rules(shape: Shape, *, stages: int = 1) -> list[Rule]:
+    """Every parameter of the model, in Megatron's order; layers are numbered through the whole model."""
     result = [_vocabulary("embedding.word_embeddings.weight", "model.embed_tokens.weight", shape)]
     for layer in range(shape.layers):
         result += _layer_rules(shape, f"decoder.layers.{layer}.", f"model.layers.{layer}.")
     result.append(_whole("decoder.final_layernorm.weight", "model.norm.weight"))
     if not shape.tied:
         result.append(_vocabulary("output_layer.weight", "lm_head.weight", shape))
+    elif stages > 1:
+        rule = _vocabulary("output_layer.weight", "model.embed_tokens.weight", shape)
+        result.append(msgspec.structs.replace(rule, copy=True))
     return result
 
 
-def split(shape: Shape, state: Mapping[str, torch.Tensor], rank: int, ranks: int) -> dict[str, torch.Tensor]:
+def split(chosen: Iterable[Rule], state: Mapping[str, torch.Tensor], rank: int, ranks: int) -> dict[str, torch.Tensor]:
     """One rank's Megatron parameters from the whole Hugging Face state."""
     return {
         rule.megatron: rule.split([state[name] for name in rule.hugging_face], ranks)[rank].contiguous()
-        for rule in rules(shape)
+        for rule in chosen
     }
 
 

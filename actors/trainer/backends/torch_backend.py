@@ -6,7 +6,7 @@ critic (``critic``) is trained with the policy: a step moves both, or, where any
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from actors.policy import PolicyError
 from actors.settings import TrainSettings
 from actors.trainer.algorithms.algorithm import Algorithm
 from actors.trainer.algorithms.presets import resolve
-from actors.trainer.backends.common import PolicyBackend
+from actors.trainer.backends.common import Item, PolicyBackend, Visit
 from actors.trainer.backends.critic import Critic, with_advantages
 from actors.trainer.backends.forward import Policy
 from actors.trainer.backends.packing import MicroBatch
@@ -61,11 +61,13 @@ class TorchBackend(PolicyBackend):
             layout=Layout(backend="torch", rank=0, world_size=1),
         )
 
-    def _hidden(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self._policy.hidden(tokens, positions)
-
-    def _hidden_states(self, micro: MicroBatch) -> torch.Tensor:
-        return self._policy.hidden_states(micro)
+    def _each(self, items: Iterable[Item], visit: Visit, *, learn: bool) -> None:
+        with torch.set_grad_enabled(learn):
+            for item in items:
+                loss = visit(item, self._policy.hidden_states(item[0]))
+                if loss is not None and loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._optimizer.collect_gradients()
 
     def _head(self, hidden: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
         return self._policy.head(hidden, token_ids)
