@@ -368,7 +368,7 @@ class Pipeline:
         if said:
             self._state.steadiness = said
             self._recorder.progress.warn(said)
-            log.warning("%s", said)
+            log.info("%s", said)
         if alpha < self._scheduler.rules.alpha:
             self._scheduler.set_rules(msgspec.structs.replace(self._scheduler.rules, alpha=alpha), why=said)
             self._coordinator.learner_version(self._scheduler.version, alpha)
