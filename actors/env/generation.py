@@ -2,10 +2,12 @@
 
     generate --Add--> proxy --> engine --Finished--> a completion
         ^               |
-        +-- it is gone: the same Add, to another one or its successor
+        +-- it is gone, or serves no more: the same Add, behind the tokens that it has told of, to another one or
+            its successor
 
 Invariant: every request ends, by its deadline, in one completion or in a loss with a name. What a proxy that is gone
-had not answered is asked of another one, where its time begins anew.
+had not answered is asked of another one, where its time begins anew; the tokens are kept that it has told of while it
+had the request (``actors.proxy.kept``).
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from actors.env.episode import Episode, Lost
 from actors.env.framing import Framing
 from actors.env.peers import Hands, Peers
 from actors.proxy.engines.protocol import Completion, GenerateRequest
-from actors.proxy.messages import Abort, Add, ProxySet
+from actors.proxy.kept import Kept
+from actors.proxy.messages import Abort, Add, KeptSoFar, ProxySet
 from actors.settings import RolloutSettings
 from actors.weightsync.messages import PUBLISH_TIMEOUT_S
 from bus.message import BusError, DeadlineExceeded
@@ -61,6 +64,7 @@ class Generation:
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}  # of these, what a proxy was asked
         self._at: dict[str, Ref] = {}  # and the proxy, once it has accepted
+        self._kept = Kept(counters)
         self._aborted: set[str] = set()
         self._moving: dict[str, asyncio.Task[None]] = {}  # and what asks another one, as that is gone
         self._deadlines: dict[str, asyncio.Timeout] = {}  # of those that a proxy has accepted
@@ -81,6 +85,17 @@ class Generation:
                 self._counters["late_completions"] += 1
             else:
                 future.set_result(completion)
+
+    def kept(self, message: KeptSoFar) -> None:
+        """Only of the proxy that has a request now: what another one still says belongs to no answer that is waited
+        for."""
+        ids = (id_ for id_ in message.report.request_ids if self._at.get(id_) == message.proxy)
+        self._kept.take(message.report, {id_: self._added[id_] for id_ in ids})
+
+    def _along(self, request_id: str) -> Add:
+        """What another proxy is asked instead, from now on."""
+        add = self._added[request_id] = self._kept.along(self._added[request_id])
+        return add
 
     def _expect_soon(self) -> None:
         """Engines serve under a version: what may be sampled under it waits for no other thing from now on."""
@@ -112,9 +127,9 @@ class Generation:
         episode.interrupt = lambda: self._abort(request.request_id)
         try:
             task = ticket.stream or self._environment
-            add = self._added[request.request_id] = Add(request, self._hands.ref, task, recorder.turns)
+            self._added[request.request_id] = Add(request, self._hands.ref, task, recorder.turns, keeps=True)
             while True:
-                await self._add(add)
+                await self._add(self._along(request.request_id))
                 waited_for, timeout_s = self._wait_for(request)
                 try:
                     return await self._answer(request.request_id, future, timeout_s)
@@ -138,6 +153,7 @@ class Generation:
             self._stop_moving(request.request_id)
             self._added.pop(request.request_id, None)
             self._at.pop(request.request_id, None)
+            self._kept.forget(request.request_id)
             self._aborted.discard(request.request_id)
 
     def _request(
@@ -183,11 +199,11 @@ class Generation:
         return "an engine", self._rollout.turn_timeout_s
 
     async def _add(self, add: Add) -> None:
-        """Until a proxy has accepted it that is not gone by then."""
+        """Until a proxy has accepted it that is not gone by then, and has not stopped serving."""
         proxies, node = self._peers.proxies, self._hands.node
         while True:
             proxy = await proxies.add(node, add, timeout_s=COMMAND_TIMEOUT_S, retries=3)
-            if proxies.has(proxy):
+            if proxies.has(proxy) and not proxies.stopped(proxy):
                 self._at[add.request.request_id] = proxy
                 if add.request.request_id in self._aborted:  # that ABORT may have overtaken the ADD
                     self._abort(add.request.request_id)
@@ -206,15 +222,16 @@ class Generation:
     # ---- other proxies -------------------------------------------------------------------------------------------
 
     def _others(self, found: ProxySet) -> None:
-        """A proxy that is gone has taken what it was asked along. Where none is left that was there before, the engines
-        begin without weights."""
+        """A proxy that is gone has taken what it was asked along, and one that serves no more lets it wait while others
+        serve. Where none is left that was there before, the engines begin without weights."""
         before, self._proxies = self._proxies, {member.ref for member in found.members}
         if before and not before & self._proxies:
             self._sampled_under = NOTHING_YET
-        for request_id in [id_ for id_, proxy in self._at.items() if proxy not in self._proxies]:
+        stopped = self._peers.proxies.stopped
+        for request_id in [id_ for id_, proxy in self._at.items() if proxy not in self._proxies or stopped(proxy)]:
             del self._at[request_id]
             self._counters["requests_of_an_earlier_proxy"] += 1
-            self._moving[request_id] = self._hands.node.background(self._add_elsewhere(self._added[request_id]))
+            self._moving[request_id] = self._hands.node.background(self._add_elsewhere(self._along(request_id)))
 
     def _stop_moving(self, request_id: str) -> None:
         """It was answered meanwhile, by the one that is gone, or has ended: nobody else is to compute it."""

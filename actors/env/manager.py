@@ -54,7 +54,7 @@ from actors.env.protocol import Observation
 from actors.env.settling import Settling
 from actors.env.urgency import is_urgent, turns_left
 from actors.proxy.engines.protocol import CUT
-from actors.proxy.messages import Finished, RequestFailed
+from actors.proxy.messages import Finished, KeptSoFar, RequestFailed
 from actors.settings import EnvironmentSettings, RolloutSettings
 from bus.message import BusError, DeadlineExceeded, NoSuchActor, PeerLost, PeerRestarted, RemoteError
 
@@ -164,6 +164,10 @@ class EnvHost(Actor):
     @handler
     async def finished(self, message: Finished) -> None:
         self._generation.finished(message.completions)
+
+    @handler
+    async def kept_so_far(self, message: KeptSoFar) -> None:
+        self._generation.kept(message)
 
     @handler
     async def request_failed(self, message: RequestFailed) -> None:

@@ -45,6 +45,7 @@ class Proxies(Successive):
         self._rings: dict[
             str | None, tuple[dict[str, float], Ring]
         ] = {}  # by the class that a task prefers; its weights
+        self._served: set[Ref] = set()  # of these, those that have served
         self._with: dict[str, Ref] = {}  # trajectory -> its proxy
         self._moved: set[str] = set()  # trajectories that have been with another one before
         self._listeners: list[Listener] = []
@@ -59,6 +60,8 @@ class Proxies(Successive):
     def follow(self, found: ProxySet) -> None:
         """These from now on."""
         self._members = {member.ref.node.name: member for member in found.members}
+        serving = {member.ref for member in found.members if member.serves}
+        self._served = {member.ref for member in found.members} & (self._served | serving)
         self._rings = {
             of: (weights, ring) for of, (weights, ring) in self._rings.items() if weights == self._weights(of)
         }
@@ -102,6 +105,11 @@ class Proxies(Successive):
         member = self._members.get(ref.node.name)
         return member is not None and member.ref == ref
 
+    def stopped(self, ref: Ref) -> bool:
+        """Whether a proxy of these has served, does not any more, and another one does. One that has not begun yet is
+        waited for: else all that was asked first would go to the first one that begins."""
+        return ref in self._served and self.has(ref) and not self._keeps(ref)
+
     def of(self, trajectory: str, task: str = "default") -> Ref | None:
         """The proxy that a trajectory is with; None where there is none just now."""
         held = self._with.get(trajectory)
@@ -129,7 +137,7 @@ class Proxies(Successive):
             nonlocal asked
             before, asked = asked, self.of(trajectory, add.domain)
             if before is not None and before != asked and self.has(before):  # it is there, and nothing serves
-                node.tell(before, TrajectoryEnded(trajectory, whole=False))
+                node.tell(before, TrajectoryEnded(trajectory, whole=False, moved=True))
             return asked
 
         about = f"trajectory {trajectory}"

@@ -2,6 +2,8 @@
 
     host:   Reports.due -> Engine.sampled -> packed into one SampledSoFar -> the proxy acknowledges -> told
     proxy:  Kept.take  ... the engine dies ... Kept.along: the request goes on elsewhere behind them
+              | KeptSoFar
+    who asked: Kept.take  ... the proxy dies ... Kept.along: the same, by way of another proxy
 
 Invariants:
 
@@ -62,21 +64,27 @@ class Kept:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def take(self, report: SampledSoFar, in_flight: Mapping[str, Add]) -> None:
-        """``in_flight``: what the engine is known to be at. Others were answered or moved meanwhile."""
+    def take(self, report: SampledSoFar, in_flight: Mapping[str, Add]) -> list[Part]:
+        """``in_flight``: what the engine is known to be at. Others were answered or moved meanwhile. Returns what came
+        behind what was kept before."""
+        new = []
         for id_, since, part in unpack(report):
             if id_ in in_flight and not in_flight[id_].request.logprobs:
-                self._take(in_flight[id_], since, part)
+                new += self._take(in_flight[id_], since, part)
+        return new
 
-    def _take(self, add: Add, since: int, part: Begun) -> None:
+    def _take(self, add: Add, since: int, part: Begun) -> list[Part]:
         id_ = add.request.request_id
         end = self._ends.get(id_, _brought(add))
         known, after = end - since, since + len(part.tokens)
         if known < 0 or after >= add.request.max_tokens:
             self._counters["reports_not_kept"] += 1  # what lies between never came; or no such request could go on
         elif after > end:
-            self._parts.setdefault(id_, []).append(_behind(part, known))
+            behind = _behind(part, known)
+            self._parts.setdefault(id_, []).append(behind)
             self._ends[id_] = after
+            return [(id_, end, behind)]
+        return []
 
     def along(self, add: Add) -> Add:
         """A request with all tokens that are known of it, for another engine to go on behind; they are kept no more."""

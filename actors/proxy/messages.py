@@ -27,6 +27,7 @@ class Add(msgspec.Struct, frozen=True):
     reply_to: Ref
     domain: str = "default"  # its task: key of the declared affinity, and of the mapping
     turn: int | None = None  # which of its trajectory's, from 0; None: who asks does not say
+    keeps: bool = False  # whether ``reply_to`` hears of its tokens (``KeptSoFar``) while it goes on
 
 
 class Abort(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ class TrajectoryEnded(msgspec.Struct, frozen=True):
 
     trajectory: str
     whole: bool = True  # it was played to its end: its length says something of its task
+    moved: bool = False  # it goes on at another proxy, which answers what was asked for it here
 
 
 class Suspend(msgspec.Struct, frozen=True):
@@ -291,6 +293,14 @@ class Finished(msgspec.Struct, frozen=True):
 
     engine: str
     completions: list[Completion]
+
+
+class KeptSoFar(msgspec.Struct, frozen=True):
+    """What requests that go on have sampled since their proxy last said so: whoever asked goes on behind it elsewhere,
+    should that proxy be lost. Not answered."""
+
+    proxy: Ref
+    report: SampledSoFar
 
 
 class RequestFailed(msgspec.Struct, frozen=True):

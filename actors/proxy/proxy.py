@@ -5,7 +5,8 @@ Invariants:
 - every accepted ADD is answered at its ``reply_to``: by an engine's host with ``Finished``, or from here with
   ``RequestFailed`` and a reason, as wrong parameters are. A request whose engine died goes on at another one, behind
   the tokens that are known of it (``actors.proxy.kept``), at most ``MAX_MOVES`` times; what the dead one may still have
-  said comes on top of that, so whoever asked takes the first answer to a request id;
+  said comes on top of that, so whoever asked takes the first answer to a request id. Only what goes on at another proxy
+  (``TrajectoryEnded.moved``) is not answered from here;
 - what an engine lets go in the middle (``MoveTrajectories``) goes on elsewhere from the tokens that it has, each with
   its version, on an engine whose version is no older than theirs; where none is left they are dropped, and counted;
 - only engines with an accepted receipt serve. A request that arrives while none does waits for one: with an engine
@@ -22,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ from actors.proxy.dispatch import Dispatch
 from actors.proxy.engines.protocol import FinishReason, nothing_sampled
 from actors.proxy.entry import EngineEntry
 from actors.proxy.fleet import Fleet
-from actors.proxy.kept import Kept, sampled_so_far
+from actors.proxy.kept import Kept, Part, pack, sampled_so_far
 from actors.proxy.messages import (
     ADVICE,
     Abort,
@@ -53,6 +54,7 @@ from actors.proxy.messages import (
     HostAbort,
     InheritCosts,
     Inherited,
+    KeptSoFar,
     MoveTrajectories,
     Moving,
     Prefer,
@@ -212,10 +214,24 @@ class LLMProxy(Actor):
         self._mover.ended(message.trajectory)
         for add in [add for add in self._queued.values() if add.request.trajectory == message.trajectory]:
             del self._queued[add.request.request_id]
-            self.fail(add, "its trajectory has ended")
+            if not message.moved:
+                self.fail(add, "its trajectory has ended")
+        if message.moved:
+            self._let_go(message.trajectory)
         holder = self._engines.get(self._prefixes.end(message.trajectory) or "")
         if holder is not None and holder.host is not None and holder.state in ("serving", "suspended"):
             self.tell_forget(holder, message.trajectory)
+
+    def _let_go(self, trajectory: str) -> None:
+        """Another proxy answers for it: what an engine here still says of it is taken by who asked, a failure here is
+        not to be. Nothing of it is remembered as answered, for it may come back."""
+        for engine in self._engines.values():
+            for id_ in [id_ for id_, add in engine.in_flight.items() if add.request.trajectory == trajectory]:
+                engine.take(id_)
+                self._kept.forget(id_)
+                self._where.pop(id_, None)
+                self._moves.pop(id_, None)
+        self._counters["trajectories_let_go"] += 1
 
     def tell_forget(self, engine: EngineEntry, trajectory: str) -> None:
         """For the mover."""
@@ -259,9 +275,19 @@ class LLMProxy(Actor):
     async def sampled_so_far(self, message: SampledSoFar) -> Acknowledged:
         engine = self._engines.get(message.engine)
         if engine is not None:
-            self._kept.take(message, engine.in_flight)
+            self._relay(message.engine, self._kept.take(message, engine.in_flight), engine.in_flight)
             engine.advanced(sampled_so_far(message, engine.in_flight))
         return Acknowledged()
+
+    def _relay(self, engine: str, parts: Sequence[Part], in_flight: Mapping[str, Add]) -> None:
+        """To whoever asked, for the case that this proxy is lost: what was taken alone, in that order."""
+        of: dict[Ref, list[Part]] = {}
+        for part in parts:
+            add = in_flight[part[0]]
+            if add.keeps:
+                of.setdefault(add.reply_to, []).append(part)
+        for asked, own in of.items():
+            self.node.tell(asked, KeptSoFar(self.ref, pack(engine, own)))
 
     def _forget(self, id_: str) -> None:
         """A request has had its answer."""

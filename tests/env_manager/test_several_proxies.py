@@ -49,6 +49,7 @@ class Engine(Actor):
         self._proxy = proxy
         self._chance = chance
         self.answered: list[str] = []
+        self.dead = False
 
     @handler
     async def add(self, message: HostAdd) -> None:
@@ -57,6 +58,8 @@ class Engine(Actor):
             asyncio.get_running_loop().call_later(delay_s, self._answer, request.request_id, reply_to)
 
     def _answer(self, id_: str, reply_to: Ref) -> None:
+        if self.dead:
+            return
         tokens, versions = np.full(1, RIGHT, np.int32), np.zeros(1, np.int32)
         completion = Completion(id_, tokens, np.full(1, -0.5, np.float32), versions, "length")
         self.answered.append(id_)
@@ -241,6 +244,48 @@ def test_when_a_proxy_loses_its_last_engine_another_one_goes_on_with_what_it_was
             proxies.follow(ProxySet([second.serving()]))
             await until(lambda: len(made.outcomes) == 40)
             _check(made, 40)
+            for stand in (first, second):
+                await stand.node.close()
+
+    virtual_time.run(story())
+
+
+def test_what_waits_at_a_proxy_whose_engines_restart_goes_on_at_one_that_serves() -> None:
+    chance = random.Random(0)
+
+    async def story() -> None:
+        network = SimulatedNetwork(seed=0, link=Link(latency_s=0.005))
+        first, second = [await Stand(network, name, chance).open() for name in ("p0", "p1")]
+        proxies = Proxies(ProxySet([first.serving(), second.serving()]), patience_s=60.0)
+        async with world(network=network, proxies=proxies, concurrent=100, turn_timeout_s=60.0) as made:
+            made.start(*(f"t{number}" for number in range(20)))
+            await until(lambda: len(first.proxy._where) > 5)
+            for index, engine in enumerate(first.engines):
+                engine.dead = True
+                first.proxy.engine_died(f"p0.engine-{index}", "killed", restarting=True)
+            proxies.follow(ProxySet([first.serving(places=0), second.serving()]))
+            await until(lambda: len(made.outcomes) == 20)
+            _check(made, 20)
+            assert (first.proxy._queued, first.proxy._where, proxies.trajectories) == ({}, {}, 0)
+            for stand in (first, second):
+                await stand.node.close()
+
+    virtual_time.run(story())
+
+
+def test_what_was_asked_before_any_served_waits_where_it_is_until_that_one_serves() -> None:
+    chance = random.Random(0)
+
+    async def story() -> None:
+        network = SimulatedNetwork(seed=0, link=Link(latency_s=0.005))
+        first, second = [await Stand(network, name, chance).open() for name in ("p0", "p1")]
+        proxies = Proxies(ProxySet([first.serving(places=0), second.serving(places=0)]))
+        async with world(network=network, proxies=proxies, concurrent=100, turn_timeout_s=60.0) as made:
+            made.start(*(f"t{number}" for number in range(20)))
+            await until(lambda: len(first.proxy._where) > 5)
+            proxies.follow(ProxySet([first.serving(places=0), second.serving()]))
+            await until(lambda: len(made.outcomes) == 20)
+            assert "requests_of_an_earlier_proxy" not in (await made.describe()).counters
             for stand in (first, second):
                 await stand.node.close()
 

@@ -24,7 +24,8 @@ import psutil
 from actors.core import Actor, Ref, handler
 from actors.proxy.engines import EngineKind
 from actors.proxy.engines.protocol import Completion, EngineLimits, GenerateRequest
-from actors.proxy.messages import Acknowledged, Add, Finished, ProxySet, ProxyState, Remove, RequestFailed
+from actors.proxy.kept import Kept
+from actors.proxy.messages import Acknowledged, Add, Finished, KeptSoFar, ProxySet, ProxyState, Remove, RequestFailed
 from bus.message import BusError
 from tests.engines.reference import Reference, prompt
 from tests.proxy.gateway import GatewaySettings
@@ -89,6 +90,8 @@ class Client(Actor):
         self._waiting: dict[str, asyncio.Future[Completion]] = {}
         self._added: dict[str, Add] = {}
         self._at: dict[str, Ref] = {}
+        self.counters: Counter[str] = Counter()
+        self._kept = Kept(self.counters)
         self.answers: dict[str, Completion] = {}
         self.failures: dict[str, str] = {}
         self.asked = 0
@@ -105,6 +108,11 @@ class Client(Actor):
                 future.set_result(completion)
 
     @handler
+    async def kept_so_far(self, message: KeptSoFar) -> None:
+        ids = (id_ for id_ in message.report.request_ids if self._at.get(id_) == message.proxy)
+        self._kept.take(message.report, {id_: self._added[id_] for id_ in ids})
+
+    @handler
     async def failed(self, message: RequestFailed) -> None:
         future = self._waiting.get(message.request_id)
         if future is not None and not future.done():
@@ -119,7 +127,7 @@ class Client(Actor):
 
     async def _one(self, id_: str, request: GenerateRequest) -> None:
         future = self._waiting[id_] = asyncio.get_running_loop().create_future()
-        add = Add(msgspec.structs.replace(request, request_id=id_, trajectory=id_), self.ref)
+        add = Add(msgspec.structs.replace(request, request_id=id_, trajectory=id_), self.ref, keeps=True)
         self._added[id_] = add
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -132,6 +140,7 @@ class Client(Actor):
         finally:
             for table in (self._waiting, self._added, self._at):
                 table.pop(id_, None)
+            self._kept.forget(id_)
             self._proxies.ended(self.node, id_, whole=True)
 
     async def _ask(self, add: Add) -> None:
@@ -145,6 +154,7 @@ class Client(Actor):
         there = {member.ref for member in found.members}
         for id_ in [id_ for id_, proxy in self._at.items() if proxy not in there]:
             del self._at[id_]
+            self._added[id_] = self._kept.along(self._added[id_])
             self.asked_again += 1
             self.node.background(self._again(id_))
 

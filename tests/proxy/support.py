@@ -12,6 +12,7 @@ import numpy as np
 from actors.core import Actor, Node, Ref, handler
 from actors.proxy.engines.progress import Effort, Patience
 from actors.proxy.engines.protocol import Begun, Completion, EngineLimits, FinishReason, GenerateRequest
+from actors.proxy.kept import unpack
 from actors.proxy.messages import (
     Abort,
     Accepted,
@@ -29,6 +30,7 @@ from actors.proxy.messages import (
     HostResume,
     HostSuspend,
     HostUpdate,
+    KeptSoFar,
     Progress,
     ProxyState,
     Released,
@@ -166,6 +168,7 @@ class Asker(Actor):
         self.tokens: dict[str, list[int]] = {}  # of the last answer to a request
         self.reasons: dict[str, FinishReason] = {}
         self.failed: list[tuple[str, str]] = []  # request, reason
+        self.kept: dict[str, list[tuple[int, list[int]]]] = {}  # what it was told of requests that go on
 
     @handler
     async def take(self, message: Finished) -> None:
@@ -176,6 +179,11 @@ class Asker(Actor):
                 self.aborted.append(one.request_id)
             else:
                 self.finished.append((one.request_id, message.engine))
+
+    @handler
+    async def keep(self, message: KeptSoFar) -> None:
+        for id_, since, part in unpack(message.report):
+            self.kept.setdefault(id_, []).append((since, part.tokens.tolist()))
 
     @handler
     async def fail(self, message: RequestFailed) -> None:

@@ -96,7 +96,8 @@ def _every_answer(played: Played) -> Iterator[tuple[str, Completion]]:
 def _check_conservation(plan: Plan, played: Played) -> None:
     client, chaos = played.client, played.chaos
     print(f"{client.asked} requests, {len(client.answers)} answers, {len(client.late)} late, {chaos.done}")
-    print(f"asked again: {client.asked_again}; {dict(played.counters)}; failures: {client.failures}")
+    print(f"asked again: {client.asked_again}, behind {client.counters['tokens_kept']} tokens")
+    print(f"{dict(played.counters)}; failures: {client.failures}")
     print(f"engines: {dict(played.engines)}, removed: {chaos.removed}; KiB of the first proxy: {played.kib}")
     assert set(chaos.done) == set(plan.deck)
     assert sum(chaos.done.values()) == sum(plan.deck.values())
@@ -111,6 +112,7 @@ def _check_conservation(plan: Plan, played: Played) -> None:
     assert "no answer" not in client.failures.values()
     assert len(client.failures) <= client.asked // 100, client.failures
     assert played.counters["tokens_kept"] > 0
+    assert client.counters["tokens_kept"] > 0 or not client.asked_again
 
 
 def _check_answers(plan: Plan, played: Played, policy_dir: Path, reference: Reference) -> None:

@@ -260,3 +260,25 @@ def test_engines_that_come_and_go_are_reported_to_the_weight_sync() -> None:
             return listener.log
 
     assert run(test()) == ["joined e0", "joined e1", f"left e0: {CRASH}", "joined e0"]
+
+
+def test_what_goes_on_at_another_proxy_fails_at_neither_and_may_come_back() -> None:
+    async def test() -> None:
+        async with world(["e0", "e1"]) as made:
+            await made.serve("e0")
+            await made.add("running/0")
+            die(made, "e0", restarting=True)
+            await made.add("queued/0")
+            await until(lambda: set(made.proxy._queued) == {"running/0", "queued/0"})
+            await made.serve("e1")
+            await made.add("late/0")
+            for trajectory in ("running", "queued", "late"):
+                made.node.tell(made.proxy.ref, TrajectoryEnded(trajectory, whole=False, moved=True))
+            await made.describe()
+            die(made, "e1", restarting=True)
+            await made.describe()
+            assert (made.proxy._queued, made.proxy._where, made.asker.failed) == ({}, {}, [])
+            await made.add("late/0")
+            assert list(made.proxy._queued) == ["late/0"]
+
+    run(test())

@@ -129,7 +129,7 @@ def test_a_request_that_its_engine_gave_back_with_more_keeps_that() -> None:
 async def _at_work(made: World, *versions: int) -> list[ScriptedHost]:
     """Engines of these versions, the first of which has a request and has told of it twice."""
     hosts = [await made.serve(f"e{index}", version) for index, version in enumerate(versions)]
-    one = Add(add().request, made.asker.ref)
+    one = Add(add().request, made.asker.ref, keeps=True)
     assert await made.node.ask(made.proxy.ref, one, Accepted, timeout_s=5) == Accepted("e0")
     await until(lambda: "t/0" in hosts[0].held)
     for since, count in ((0, 3), (3, 2)):
@@ -168,6 +168,25 @@ def test_tokens_of_a_newer_version_than_any_engine_has_are_dropped_and_counted()
             await until(lambda: "t/0" in second.held)
             assert second.requests["t/0"].begun is None
             assert (await made.describe()).counters["tokens_dropped"] == 5
+
+    run(test())
+
+
+def test_who_asked_is_told_of_what_was_taken_and_of_nothing_twice() -> None:
+    async def test() -> None:
+        async with world(["e0", "e1"]) as made:
+            _, second = await _at_work(made, 1, 2)
+            assert made.asker.kept == {"t/0": [(0, [0, 1, 2]), (3, [3, 4])]}
+            again = pack("e0", [("t/0", 4, part(4, 3))])
+            await made.node.ask(made.proxy.ref, again, Acknowledged, timeout_s=5)
+            die(made, "e0", restarting=True)
+            await until(lambda: "t/0" in second.held)
+            late = pack("e0", [("t/0", 7, part(7, 3))])  # of the dead one
+            await made.node.ask(made.proxy.ref, late, Acknowledged, timeout_s=5)
+            own = pack("e1", [("t/0", 7, part(7, 1))])
+            await made.node.ask(made.proxy.ref, own, Acknowledged, timeout_s=5)
+            await until(lambda: len(made.asker.kept["t/0"]) == 4)
+            assert made.asker.kept["t/0"][2:] == [(5, [5, 6]), (7, [7])]
 
     run(test())
 
