@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from actors.settings import TrainSettings
 from actors.trainer.backends import make_backend
 from actors.trainer.backends.protocol import Backend, NotFinite, TrainBatch
+from actors.trainer.backends.torch_backend import TorchBackend
 from tests.trainer import plain
 from tests.trainer.samples import SETS, batch, policy
 
@@ -122,10 +123,15 @@ def test_the_model_has_its_own_weights_again_whatever_happens(trained: tuple[Bac
     broken = replace(given.sequences[0], logprobs=given.sequences[0].logprobs * np.float32("nan"), versions=None)
     with pytest.raises(NotFinite):
         backend.forward_backward(replace(given, sequences=[broken, *given.sequences[1:]]))
-    masked = next(sequence for sequence in given.sequences if (sequence.allowed == 0).any())
-    wrong = replace(masked, tokens=np.where(masked.allowed == 0, 4, masked.tokens).astype(np.int32))
-    with pytest.raises(ValueError, match="is not in its allowed set"):
-        backend.logprobs(replace(given, sequences=[wrong]), 1)
+    assert isinstance(backend, TorchBackend)
+    kept = backend._kept
+
+    def out_of_memory(_batch: TrainBatch, _indices: list[int]) -> list[np.ndarray]:
+        assert any(not torch.equal(before[name], tensor) for name, tensor in backend.export())
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        kept.recompute(given, out_of_memory)
     after = dict(backend.export())
     assert all(torch.equal(before[name], after[name]) for name in before)
 

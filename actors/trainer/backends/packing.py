@@ -56,7 +56,8 @@ class BatchError(ValueError):
 
 
 def check(batch: TrainBatch, vocabulary: int) -> None:
-    """Refuse a batch that cannot be what engines sampled. Raises ``BatchError`` naming the ticket."""
+    """Refuse a batch that cannot be what engines sampled, on every rank alike, before any of them waits for another.
+    Raises ``BatchError`` naming the ticket."""
     if not any(sequence.loss_mask.any() for sequence in batch.sequences):
         raise BatchError(f"a batch of {len(batch.sequences)} segments has no sampled token to train on")
     for i, allowed in enumerate(batch.allowed_sets):
@@ -85,6 +86,17 @@ def _check_sequence(sequence: TrainSequence, allowed_sets: list[np.ndarray], voc
     used = sequence.allowed[sequence.loss_mask == 1]
     if used.size and not (used.min() >= FULL_VOCABULARY and used.max() < len(allowed_sets)):
         raise BatchError(f"{sequence.ticket}: allowed set {used.max()} of {len(allowed_sets)}")
+    sampled = sequence.tokens[sequence.loss_mask == 1]
+    for index in np.unique(used):
+        if index != FULL_VOCABULARY:
+            _check_allowed(sequence.ticket, allowed_sets[index], sampled[used == index])
+
+
+def _check_allowed(ticket: str, allowed: np.ndarray, sampled: np.ndarray) -> None:
+    places = np.minimum(np.searchsorted(allowed, sampled), len(allowed) - 1)
+    wrong = sampled[allowed[places] != sampled]
+    if wrong.size:
+        raise BatchError(f"{ticket}: token {wrong[0]} was sampled, but is not in its allowed set")
 
 
 def deduplicate(allowed_sets: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -131,7 +143,7 @@ class Packer:
 
     def micro_batches(self, indices: list[int], budget: int) -> Iterator[MicroBatch]:
         """The sampled tokens of the segments ``indices``, at most ``budget`` computed tokens at a time, padding
-        included. Raises ``BatchError`` where a sampled token is not in its allowed set."""
+        included."""
         kept = [i for i in indices if self._sampled[i].size]
         lengths = [int(self._sampled[i][-1]) for i in kept]
         groups = list(rows_by_length(lengths, budget))
@@ -169,7 +181,7 @@ class Packer:
             tokens=self._tensor(tokens),
             positions=self._tensor(np.concatenate(positions)),
             row=row,
-            choices=self._choices(group, sequence),
+            choices=self._choices(group),
             temperature=per_sequence([self._sequences[i].temperature for i in group]),
             behaviour=self._tensor(self._of_sampled(group, "logprobs").astype(np.float32)),
             advantage=self._tensor(np.concatenate([self._advantages(i) for i in group])),
@@ -187,7 +199,7 @@ class Packer:
             return np.full(sampled.size, sequence.advantage, np.float32)
         return sequence.token_advantages[sampled].astype(np.float32)
 
-    def _choices(self, group: list[int], sequence: np.ndarray) -> list[Choice]:
+    def _choices(self, group: list[int]) -> list[Choice]:
         """One for each allowed set that occurs in the group."""
         targets = self._of_sampled(group, "tokens").astype(np.int64)
         allowed = self._of_sampled(group, "allowed").astype(np.int64)
@@ -200,7 +212,7 @@ class Packer:
             ids, chosen = None, targets[rows]
             if index != FULL_VOCABULARY:
                 ids = self._allowed_sets[index]
-                chosen = self._places(ids, targets[rows], sequence[rows])
+                chosen = np.searchsorted(ids, targets[rows])
             choices.append(
                 Choice(
                     rows=self._tensor(rows),
@@ -209,14 +221,6 @@ class Packer:
                 )
             )
         return choices
-
-    def _places(self, ids: np.ndarray, targets: np.ndarray, sequence: np.ndarray) -> np.ndarray:
-        places = np.minimum(np.searchsorted(ids, targets), len(ids) - 1)
-        wrong = np.flatnonzero(ids[places] != targets)
-        if wrong.size:
-            ticket = self._sequences[sequence[wrong[0]]].ticket
-            raise BatchError(f"{ticket}: token {targets[wrong[0]]} was sampled, but is not in its allowed set")
-        return places
 
     def _of_sampled(self, group: list[int], field: str) -> np.ndarray:
         return np.concatenate([getattr(self._sequences[i], field)[self._sampled[i]] for i in group])
