@@ -130,6 +130,13 @@ def test_it_learns_with_vllm_generating_and_megatron_training(tmp_path: Path) ->
     assert overlapped(Run.latest(tmp_path)).share > 0.1
 
 
+@pytest.mark.deep
+def test_it_learns_through_two_stages_of_two_tensor_parallel_ranks(tmp_path: Path) -> None:
+    mesh = ["train.backend=megatron", "train.tensor_parallel=2", "train.pipeline_parallel=2", "policy.shape.layers=4"]
+    ended = trained(tmp_path, str(FROZENLAKE), "rollout.engine=torch", *mesh, timeout_s=900.0)
+    check_learned(Run.latest(tmp_path), ended)
+
+
 # ---- stores ---------------------------------------------------------------------------------------------------------
 
 
