@@ -138,6 +138,7 @@ def resolve(
         train=replace(
             job.train,
             threads=_or(job.train.threads, threads),
+            grad_norm_steps=_or(job.train.grad_norm_steps, job.train.steps),
             length=_or(job.train.length, job.environment.max_turns * job.rollout.max_tokens_per_turn),
         ),
     )

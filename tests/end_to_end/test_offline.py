@@ -54,7 +54,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_on_a_recorded_run_takes_the_same_steps_without_engines_in_two_sittings(
     live: Path, tmp_path: Path
 ) -> None:
-    words = [job_file(tmp_path), "train.steps=2", "--from-dump", str(live)]
+    words = [job_file(tmp_path), "train.steps=2", "train.grad_norm_steps=3", "--from-dump", str(live)]
     with started(TRAIN, *words, directory=tmp_path) as command:
         command.wait_for("step 1/2", timeout_s=TIMEOUT_S)
         assert set(command.children()) <= {"trainer-0"}

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from actors.trainer.coding import LOGPROB_ERROR
 from actors.trainer.dump import read_dump
 from tests.end_to_end.yes_or_no import JOB
 from tests.support.running import started
@@ -42,7 +44,7 @@ def test_what_a_served_policy_says_is_kept_token_by_token(tmp_path: Path) -> Non
     sampled = segment.loss_mask == 1
     assert segment.tokens[sampled].tolist() == first["token_ids"] + second["token_ids"]
     logprobs = [each["logprob"] for turn in (first, second) for each in turn["logprobs"]["content"]]
-    assert segment.logprobs[sampled].tolist() == logprobs
+    assert segment.logprobs[sampled].tolist() == pytest.approx(logprobs, abs=LOGPROB_ERROR, rel=0)
     for each in (*first["logprobs"]["content"], *second["logprobs"]["content"]):
         best, next_best = (alternative["logprob"] for alternative in each["top_logprobs"])
         assert 0 > best >= max(next_best, each["logprob"])
