@@ -250,7 +250,8 @@ def test_what_is_held_is_read_while_the_file_is_rewritten(tmp_path: Path) -> Non
             store.drop([f"t{index}"])
             store.compact()
     stop.set()
-    thread.join()
+    thread.join(timeout=30.0)
+    assert not thread.is_alive()
     assert wrong == []
     assert tickets(store) == ["t3", "t17"]
 
